@@ -89,7 +89,7 @@ class Pacing:
     turn_s: float = 0.5
 
 
-LEAST, MOST = 3, 10
+LEAST, MOST = 3, 40
 PIPELINE = "pipeline()"
 """The peer that splits the plan's module itself (see `any_model_speed`)."""
 

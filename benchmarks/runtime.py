@@ -1,21 +1,23 @@
 """The runtime against torch's, model by model: step times side by side, and every plan's forecast.
 
-For each model two gloo processes of one thread run our plans, torch's schedules on the same stages, torch's
+For each model two gloo processes of one thread each run our plans, torch's schedules on the same stages, torch's
 DistributedDataParallel, torch in one process with two threads, our data parallel plan and the searched one, step by
 step in turn; all draw their data within the step. Layers, machine and what ops cost beside layers are profiled before,
 and layers calibrated once, by one run as 1F1B and one data parallel: what is forecast is made of these figures alone.
-Shared machines are faster or slower by the minute: "at the machine's pace" is the error beside that of the plans that
-layers were calibrated with, in the same turns. With `--crowded` four processes share the cores of two, and plans alone
-take turns, for their forecasts. What is measured is kept in the file of `--state`: the same command goes on with what
-is missing, `--minutes` says until when it begins another model, and tables are made of what is there.
+What plans take and hold is then measured by themselves, one after the other, three times over. Shared machines are
+faster or slower by the minute: "at the machine's pace" is the error beside that of the plans that layers were
+calibrated with, in the same rounds. With `--crowded` forecasts are held against four processes on the cores of two,
+too. What is measured is kept in the file of `--state`: the same command goes on with what is missing, `--minutes` says
+until when it begins another model, and tables are made of what is there.
 
-    python benchmarks/runtime.py --minutes 40 --save       5 models, about 8 minutes each on two free cores
+    python benchmarks/runtime.py --minutes 50 --save       5 models, about 10 minutes each on two free cores
     python benchmarks/runtime.py --models mlp-deep         one of them
     python benchmarks/runtime.py --crowded --save          forecasts with more processes than cores, too
 
 Says what misses its goal: torch's time / ours at least 1.0 for every schedule and 1.05 in the median, the searched plan
 at least 1.05 of torch's fastest and within 1 % of data parallelism and of one process, forecasts within 10 %, in the
-median 5 %. Exit code 1 where contenders that train the same come to different losses.
+median 5 %, peaks never above what is planned and within 10 % of it. Exit code 1 where contenders that train the same
+come to different losses.
 """
 
 from __future__ import annotations
@@ -29,13 +31,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import median
 from typing import Any
 
 from executor_contender import Entry, Pacing, Rounds, compete
 from executor_peers import ALONE, DDP
 from executor_plans import restashed
-from executor_rows import Foretold, steps, wrong_losses
+from executor_rows import steps, wrong_losses
+from runtime_alone import Alone, runs
 from tables import Origin, Table, origin, savable
 
 from contraflow.executor.basics.options import RunOptions
@@ -45,7 +48,7 @@ from contraflow.executor.run.launch import prepare, run_plan
 from contraflow.models import resolve
 from contraflow.planner import Cluster, Link, ModelGraph, Plan, SearchSpace, Workload, plan
 from contraflow.planner.basics import ScheduleError
-from contraflow.planner.graph import RECOMPUTE
+from contraflow.planner.graph import OFFLOAD, RECOMPUTE
 from contraflow.planner.runs import calibrate
 
 PROCESSES, CROWD, MICRO_BATCHES, LONGEST_S = 2, 4, 8, 300.0
@@ -56,8 +59,9 @@ PEERS = {
     "dualpipe-v": "DualPipeV", "interleaved-zb": "InterleavedZeroBubble",
 }  # fmt: skip
 """Schedules that torch has too, by our name: torch's."""
-PARALLEL, SEARCHED, REMADE = "data parallel", "searched", f"1f1b {RECOMPUTE}"
-PLANS = (*PEERS, "chimera", REMADE, PARALLEL, SEARCHED)
+PARALLEL, SEARCHED, REMADE, COPIED = "data parallel", "searched", f"1f1b {RECOMPUTE}", f"1f1b {OFFLOAD}"
+PLANS = (*PEERS, "chimera", REMADE, COPIED, PARALLEL, SEARCHED)
+WITHOUT_A_FLUSH = ("pipedream", "pipedream-2bw", "pipeoptim")
 CROWDED = ("gpipe", "1f1b", "zb-v", PARALLEL, SEARCHED)
 """What is forecast on more processes than cores."""
 CALIBRATED_BY, CALIBRATION_STEPS = ("1f1b", PARALLEL), 16
@@ -81,28 +85,22 @@ class Pair:
 
 @dataclass(frozen=True)
 class Found:
-    """Of one model. `forecasts`: of every plan, how many stages it has, its forecast and its median step in seconds."""
+    """Of one model. `forecasts`: of every plan, and what became of it."""
 
     model: str
     processes: int
     pairs: list[Pair]
-    forecasts: dict[str, tuple[int, float, float]]
+    forecasts: dict[str, Alone]
     faults: list[str]
     made: Origin
-
-    @property
-    def pace(self) -> float:
-        """How much longer than forecast the plans take that layers were calibrated with: as the machine is by now."""
-        return geometric_mean(self.forecasts[name][2] / self.forecasts[name][1] for name in CALIBRATED_BY)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Found:
         """What `asdict` has made."""
         pairs = [Pair(**pair) for pair in content["pairs"]]
-        forecasts = {name: (stages, said, took) for name, (stages, said, took) in content["forecasts"].items()}
-        return cls(
-            content["model"], content["processes"], pairs, forecasts, content["faults"], Origin(**content["made"])
-        )
+        forecasts = {name: Alone(**found) for name, found in content["forecasts"].items()}
+        made = Origin(**content["made"])
+        return cls(content["model"], content["processes"], pairs, forecasts, content["faults"], made)
 
 
 def tell(text: str) -> None:
@@ -111,12 +109,17 @@ def tell(text: str) -> None:
 
 
 def measured_cluster(processes: int) -> Cluster:
-    """This computer, with what ops cost on it; without a link to the host, so that nothing is offloaded."""
+    """This computer, with what ops cost on it."""
     tell(f"measuring the machine with {processes} processes")
     found = detect_cluster("cpu", processes, train=run_plan)
     assert found is not None
-    (node,) = found.cluster.nodes
-    return replace(found.cluster, nodes=(replace(node, host_memory_bytes=None, host_link=Link()),))
+    return found.cluster
+
+
+def without_host(cluster: Cluster) -> Cluster:
+    """The cluster without a link to the host: nothing is offloaded."""
+    (node,) = cluster.nodes
+    return replace(cluster, nodes=(replace(node, host_memory_bytes=None, host_link=Link()),))
 
 
 def plans(graph: ModelGraph, cluster: Cluster, names: Sequence[str], search_s: float) -> Iterator[tuple[str, Plan]]:
@@ -129,20 +132,22 @@ def plans(graph: ModelGraph, cluster: Cluster, names: Sequence[str], search_s: f
         elif name == SEARCHED:
             space = SearchSpace(separate_backward=False)
         seconds, found = search_s if name == SEARCHED else 10.0, None
+        linked = cluster if policy == OFFLOAD else without_host(cluster)
         with suppress(ScheduleError):  # fewer layers than it has stages
-            found = plan(graph, cluster, Workload(MICRO_BATCHES), space, seconds, 0, 2).plan
+            found = plan(graph, linked, Workload(MICRO_BATCHES), space, seconds, 0, 2).plan
         if found is not None:
             yield name, restashed(found, policy) if policy else found
 
 
-def entries(made: Mapping[str, Plan], peers: bool) -> Iterator[Entry]:
-    """Our plans, each followed by what it is held against."""
+def entries(made: Mapping[str, Plan]) -> Iterator[Entry]:
+    """Our plans that torch has something beside, each followed by that, and the searched one."""
     for name, found in made.items():
         job = prepare(found, self_check=False)
-        yield Entry(name, job)
-        if peers and name in PEERS:
+        if name in (*PEERS, PARALLEL, SEARCHED):
+            yield Entry(name, job)
+        if name in PEERS:
             yield Entry(f"torch {PEERS[name]}", job, PEERS[name])
-        elif peers and name == PARALLEL:
+        elif name == PARALLEL:
             yield Entry(DDP, job, DDP)
             yield Entry(ALONE, job, ALONE)
 
@@ -158,20 +163,23 @@ def calibrated(model: str, cluster: Cluster) -> ModelGraph:
 
 
 def measure(model: str, graph: ModelGraph, cluster: Cluster, options: argparse.Namespace, made: Origin) -> Found:
-    """Plans and lets all take turns."""
+    """Plans and theirs take turns where ranks have a core each; then plans run by themselves."""
+
+    tell(f"{model} on {len(cluster)}: planning")
     crowded = len(cluster) > PROCESSES
     planned = dict(plans(graph, cluster, CROWDED if crowded else PLANS, options.search_seconds))
-    pacing = Pacing(3, options.rounds, LONGEST_S)
-    found = compete(list(entries(planned, not crowded)), pacing, lambda text: tell(f"{model}: {text}"))
-    forecasts = {}
-    for name, each in planned.items():
-        row = Foretold.of(name, each, found[name])
-        forecasts[name] = (len(each.stages), row.forecast_s, row.measured_s)
-    pairs = [] if crowded else list(_pairs(found))
-    return Found(model, len(cluster), pairs, forecasts, wrong_losses(found), made)
+    stale = dict(plans(graph, cluster, () if crowded else WITHOUT_A_FLUSH, 10.0))
+    found: dict[str, Rounds] = {}
+    if not crowded:
+        pacing = Pacing(3, options.rounds, LONGEST_S)
+        found = compete(list(entries(planned)), pacing, lambda text: tell(f"{model}: {text}"))
+    forecasts = runs(planned | stale, CALIBRATED_BY, options.runs)
+    return Found(model, len(cluster), list(_pairs(found)), forecasts, wrong_losses(found), made)
 
 
 def _pairs(found: Mapping[str, Rounds]) -> Iterator[Pair]:
+    if not found:
+        return
     seconds = {name: steps(rounds) for name, rounds in found.items()}
 
     def pair(ours: str, theirs: str) -> Pair:
@@ -188,21 +196,9 @@ def tables(results: Sequence[Found]) -> dict[str, Table]:
     """Speed and forecasts, of all models, each with its own origin."""
     origins = sorted({x.made for x in results}, key=lambda made: made.date)
     speed = [([f"{x.model}: {p.named}", p.theirs, f"{p.ratio:.3f}"], x.made) for x in results for p in x.pairs]
-    told = [
-        (
-            [
-                f"{x.model} on {x.processes}: {name}",
-                str(stages),
-                f"{1e3 * said:.2f}",
-                f"{1e3 * took:.2f}",
-                f"{took / said - 1:+.1%}",
-                f"{took / said / x.pace - 1:+.1%}",
-            ],
-            x.made,
-        )
-        for x in results
-        for name, (stages, said, took) in x.forecasts.items()
-    ]
+    all_told = [(x, name, told) for x in results for name, told in x.forecasts.items()]
+    told = [([f"{x.model} on {x.processes}: {name}", *_seconds(one)], x.made) for x, name, one in all_told]
+    held = [([f"{x.model} on {x.processes}: {name}", *_bytes(one)], x.made) for x, name, one in all_told]
 
     def table(columns: list[str], rows: list[tuple[list[str], Origin]]) -> Table:
         return Table(columns, [cells for cells, _ in rows], origins, [origins.index(made) for _, made in rows])
@@ -210,7 +206,17 @@ def tables(results: Sequence[Found]) -> dict[str, Table]:
     return {
         "speed": table(["seconds of theirs / ours", "theirs", "median of rounds"], speed),
         "forecast": table(["plan", "stages", "forecast ms", "measured ms", "error", "at the machine's pace"], told),
+        "peaks": table(["plan", "planned MB", "least of it held", "most of it held"], held),
     }
+
+
+def _seconds(told: Alone) -> list[str]:
+    figures = f"{1e3 * told.forecast_s:.2f}", f"{1e3 * told.measured_s:.2f}"
+    return [str(told.stages), *figures, f"{told.error:+.1%}", f"{told.paced:+.1%}"]
+
+
+def _bytes(told: Alone) -> list[str]:
+    return [f"{told.planned_bytes / 1e6:.2f}", f"{told.least:.3f}", f"{told.most:.3f}"]
 
 
 def misses(results: Sequence[Found]) -> Iterator[str]:
@@ -223,14 +229,15 @@ def misses(results: Sequence[Found]) -> Iterator[str]:
             goal = LEAST if p.ours != SEARCHED else TYPICAL if p.theirs not in (DDP, ALONE, PARALLEL) else 1 / NO_WORSE
             if p.ratio < goal:
                 yield f"{x.model}: {p.theirs} / {p.ours} is {p.ratio:.3f}, not {goal:.3g}"
-    errors = [
-        (abs(took / said - 1), f"{x.model} on {x.processes}", n)
-        for x in results
-        for n, (_, said, took) in x.forecasts.items()
-    ]
-    if errors and median(error for error, *_ in errors) > OFF:
-        yield f"forecasts are {median(error for error, *_ in errors):.1%} off in the median, not {OFF:.0%}"
-    yield from (f"{model}: the forecast of {name} is {error:.1%} off" for error, model, name in errors if error > FAR)
+    told = [(f"{x.model} on {x.processes}: {name}", one) for x in results for name, one in x.forecasts.items()]
+    off = median(abs(one.error) for _, one in told)
+    if off > OFF:
+        yield f"forecasts are {off:.1%} off in the median, not {OFF:.0%}"
+    for name, one in told:
+        if abs(one.error) > FAR:
+            yield f"{name} took {one.error:+.1%} of its forecast, {one.paced:+.1%} at the machine's pace"
+        if one.most > 1 or one.least < 1 - FAR:
+            yield f"{name} held {one.least:.1%} to {one.most:.1%} of its planned peaks"
 
 
 def main() -> int:
@@ -239,6 +246,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=list(SAMPLES), choices=list(SAMPLES), metavar="MODEL")
     parser.add_argument("--minutes", type=float, default=60.0, help="no model is begun after these [%(default)g]")
     parser.add_argument("--rounds", type=int, default=15, help="steps of every contender [%(default)s]")
+    parser.add_argument("--runs", type=int, default=3, help="of every plan by itself [%(default)s]")
     parser.add_argument("--search-seconds", type=float, default=30.0, help="of the search [%(default)g]")
     parser.add_argument("--state", type=Path, default=Path("runtime-state.json"), help="[%(default)s]")
     parser.add_argument("--crowded", action="store_true", help=f"{CROWD} processes on the cores of {PROCESSES}, too")

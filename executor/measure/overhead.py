@@ -3,10 +3,9 @@
 Ranks train a model of tiny layers, each all of it and then as stages of a pipeline, and their traces say what they
 spent around ops, neither computing nor waiting, and in ops beyond what their layers take: calling programs. A backward
 that no message comes to or goes from costs the op alone; what ranks of the pipeline spend more around ops, but for
-drawing samples, is that of its messages. What the first run's steps take beyond their ops, and beyond what links say of
-the sums between ranks, is a collective's. How late messages arrive at ranks that compute, whose cores also run what
-carries messages, says the pipeline's step. Where more ranks train than have a core each, ops and messages are those of
-as many as have one, and what ranks wait for one another is read off runs of all of them.
+drawing samples, is that of its messages, at least (see `messages`). What the first run's steps take beyond their ops,
+and beyond what links say of the sums between ranks, is a collective's. Where more ranks train than have a core each,
+ops are those of as many as have one, and what ranks wait for one another is read off runs of all of them.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ from typing import Any, NamedTuple, Protocol
 import torch.distributed as dist
 
 from ...models import resolve
-from ...planner import simulate
 from ...planner.graph import Candidate, holders, sum_seconds
 from ...planner.lower import assemble, replicated
 from ...planner.plan import IN_LINE, Kind, Plan, Problem
 from ...planner.problem import Cluster, Link, ModelGraph, Overhead, Workload
 from ...planner.runs import OpTrace, RunTrace
-from ...planner.schedules import capped
+from ...planner.schedules import alternating
 from ..basics import RunOptions
 from ..place import at_once
+from .messages import Pair, latency_s, message_s, with_latency
 from .profile import profile_model
 
 MODEL = "mlp-deep"
 """Eight layers of a few microseconds."""
 SAMPLES, MICRO_BATCHES = 8, 8
-STEPS = 24
+STEPS = 32
 """Of each run."""
-ROUNDS = 3
-HALVINGS = 40
+ROUNDS, TURNS = 3, 2
+"""Of all runs, and in each of the pipeline's orders."""
 ALONE = Link()
 """Costs nothing."""
 _PASSES = (Kind.F, Kind.B)
@@ -63,17 +62,21 @@ class Spent:
     latency_s: float
 
 
-def overhead_among(train: Train, threads: int, link: Link = ALONE, on_this: int | None = None) -> Spent:
-    """Of all ranks of the default process group, which train as under torchrun; collective. `link`: between two of
-    them, as the first has measured it. `on_this`: how many of them are on this computer, as on each; None: all."""
+def overhead_among(train: Train, threads: int, link: Link = ALONE, on_this: int | None = None) -> Spent | None:
+    """Of all ranks of the default process group, which train as under torchrun; collective, for the first of them.
+
+    Args:
+        link: between two of them, as the first has measured it.
+        on_this: how many of them are on this computer, as on each; None: all.
+    """
     said = [link]
     dist.broadcast_object_list(said)
     options = RunOptions(steps=STEPS, threads_per_process=threads, self_check=False)
     ranks = dist.get_world_size()
     busy, cores = max(2, min(ranks, at_once(threads))), ranks * at_once(threads) / (on_this or ranks)
-    return measure_overhead(
-        lambda: _profiled(threads), ranks, lambda made: train(made, options).trace, busy=busy, link=said[0], cores=cores
-    )
+    crew = Crew(ranks, busy, said[0], cores)
+    runs = runs_of(lambda: _profiled(threads), crew, lambda made: train(made, options).trace)
+    return spent(runs) if dist.get_rank() == 0 else None
 
 
 def _profiled(threads: int) -> ModelGraph:
@@ -85,69 +88,87 @@ def _profiled(threads: int) -> ModelGraph:
     return ModelGraph.from_dict(content[0])
 
 
-def measure_overhead(
-    profile: Callable[[], ModelGraph],
-    processes: int,
-    train: Callable[[Plan], RunTrace],
-    rounds: int = ROUNDS,
-    busy: int | None = None,
-    link: Link = ALONE,
-    cores: float | None = None,
-) -> Spent:
-    """With so many processes at it, at least 2; those beyond the model's layers wait.
+@dataclass(frozen=True)
+class Crew:
+    """Who trains.
 
-    Profile and runs take turns. Of what a rank's thread spends the least counts, since what else the machine does only
-    adds; of how long ranks wait for one another the median.
+    Attributes:
+        processes: at least 2; those beyond the model's layers wait.
+        busy: of these so many train for ops, where the others wait: as many as do not share a core. None: all.
+        link: between two processes.
+        cores: that all of them share; None: they have one each.
+    """
+
+    processes: int
+    busy: int | None = None
+    link: Link = ALONE
+    cores: float | None = None
+
+    @property
+    def cluster(self) -> Cluster:
+        """As if each had a core."""
+        return Cluster.uniform(self.processes, link=self.link)
+
+    @property
+    def crowd(self) -> Cluster | None:
+        """On the cores that there are; None where each has one."""
+        if self.cores is None or self.cores >= self.processes:
+            return None
+        (group,) = self.cluster.nodes
+        return replace(self.cluster, nodes=(replace(group, cores=self.cores),))
+
+
+class Round(NamedTuple):
+    """Figures; a pipeline as 1F1B and with all forwards first, and seconds of a step of each, turn by turn; all layers
+    on each rank, and a step's seconds beyond ops."""
+
+    figures: _Figures
+    chain: Plan
+    flood: Plan
+    turns: list[tuple[float, float]]
+    whole: Plan
+    summing_s: float
+
+
+def runs_of(
+    profile: Callable[[], ModelGraph], crew: Crew, train: Callable[[Plan], RunTrace], rounds: int = ROUNDS
+) -> list[Round]:
+    """Profile and runs take turns.
 
     Args:
         profile: measures a registry's model of tiny layers, such as `MODEL`.
         train: runs a plan, each device as a process.
-        link: between two processes.
-        busy: of the processes that train for ops and messages, where the others wait: as many as do not share a core.
-            None: all. cores: that all of them share; None: they have one each.
     """
-    busy = busy or processes
-    cluster = Cluster.uniform(processes, link=link)
-    crowd = None if cores is None or cores >= processes else _on_cores(cluster, cores)
-    found, chains, sums = [], [], []
-    for _ in range(rounds):
-        graph = profile()
-        ran = [(made, train(made)) for made in (_whole(graph, cluster, busy), _chained(graph, cluster, busy))]
-        found.append(_figures(graph, *(trace for _, trace in ran)))
-        if crowd is not None:
-            ran = [(made, train(made)) for made in (_whole(graph, crowd, processes), _chained(graph, crowd, processes))]
-        (whole, alone), (chain, chained) = ran
-        chains.append((chain, chained.step_s))
-        sums.append((whole, _summing(alone)))
-    least = _Figures(*map(min, zip(*found, strict=True)))
+    return [_round(profile(), crew, train) for _ in range(rounds)]
+
+
+def _round(graph: ModelGraph, crew: Crew, train: Callable[[Plan], RunTrace]) -> Round:
+    cluster, ranks = crew.cluster, crew.busy or crew.processes
+    whole, chain = _whole(graph, cluster, ranks), _chained(graph, cluster, ranks)
+    alone = train(whole)
+    figures = _figures(graph, alone, train(chain))
+    if crew.crowd is not None:
+        cluster, ranks = crew.crowd, crew.processes
+        whole, chain = _whole(graph, cluster, ranks), _chained(graph, cluster, ranks)
+        alone = train(whole)
+    flood = _chained(graph, cluster, ranks, flooded=True)
+    turns = [(train(chain).step_s, train(flood).step_s) for _ in range(TURNS)]
+    return Round(figures, chain, flood, turns, whole, _summing(alone))
+
+
+def spent(runs: list[Round]) -> Spent:
+    """What runs tell: of seconds the least count, since what else the machine does only adds; of how the two orders of
+    a pipeline compare, and of how long ranks wait until gradients are summed, the median."""
+    least = _Figures(*map(min, zip(*(each.figures for each in runs), strict=True)))
     overhead, drawing_s = _overhead(least), MICRO_BATCHES * least.drawing_s
-    latency_s = median(_latency_s(chain, overhead, step_s - drawing_s) for chain, step_s in chains)
-    collective_s = median(summing_s - _sum_s(whole, latency_s) for whole, summing_s in sums)
-    return Spent(replace(overhead, collective_s=max(0.0, collective_s)), latency_s)
-
-
-def _on_cores(cluster: Cluster, cores: float) -> Cluster:
-    """The cluster of one node with so many cores for its devices."""
-    (group,) = cluster.nodes
-    return replace(cluster, nodes=(replace(group, cores=cores),))
-
-
-def _latency_s(chain: Plan, overhead: Overhead, step_s: float) -> float:
-    """With which latency of its messages a plan is forecast to take as long as it took; at least the link's own."""
-
-    def forecast_s(latency_s: float) -> float:
-        problem = _with_latency(chain.problem, latency_s)
-        problem = replace(problem, cluster=replace(problem.cluster, overhead=overhead))
-        return simulate(replace(chain, problem=problem)).step_s
-
-    low = chain.problem.cluster.link(0, 1).latency_s
-    high = max(low, step_s)
-    if forecast_s(low) >= step_s:
-        return low
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if forecast_s(middle) < step_s else (low, middle)
-    return low
+    turns = [(a - drawing_s, b - drawing_s) for each in runs for a, b in each.turns]
+    chain_s = min(a for a, _ in turns)
+    fastest = min(runs, key=lambda each: each.figures.layers)
+    pair = Pair(fastest.chain, chain_s, fastest.flood, chain_s * median(b / a for a, b in turns))
+    overhead = replace(overhead, message_s=message_s(pair, overhead))
+    late_s = latency_s(pair.chain, overhead, chain_s)
+    collective_s = median(each.summing_s - _sum_s(each.whole, late_s) for each in runs)
+    return Spent(replace(overhead, collective_s=max(0.0, collective_s)), late_s)
 
 
 def _whole(graph: ModelGraph, cluster: Cluster, ranks: int) -> Plan:
@@ -155,28 +176,22 @@ def _whole(graph: ModelGraph, cluster: Cluster, ranks: int) -> Plan:
     return replicated(Problem(graph, cluster, Workload(MICRO_BATCHES * ranks)), range(ranks))
 
 
-def _chained(graph: ModelGraph, cluster: Cluster, most: int) -> Plan:
-    """A stage on each of so many ranks, as far as there are layers, in the order of 1F1B."""
+def _chained(graph: ModelGraph, cluster: Cluster, most: int, flooded: bool = False) -> Plan:
+    """A stage on each of so many ranks, as far as there are layers, in the order of 1F1B or with all forwards first."""
     names = [layer.name for layer in graph.layers]
     ranks = min(most, len(names))
-    layout = capped(ranks, MICRO_BATCHES, ranks)
+    in_flight = [MICRO_BATCHES if flooded else ranks - rank for rank in range(ranks)]
+    layout = alternating("chain", in_flight, MICRO_BATCHES)
     ends = [len(names) * rank // ranks for rank in range(ranks + 1)]
     stages = tuple(tuple(names[a:b]) for a, b in pairwise(ends))
     orders = [*layout.orders, *([[]] * (len(cluster) - ranks))]
     return assemble(Candidate(Problem(graph, cluster, Workload(MICRO_BATCHES)), stages, layout.pipelines), orders)
 
 
-def _with_latency(problem: Problem, latency_s: float) -> Problem:
-    """The problem on links of another latency."""
-    (group,) = problem.cluster.nodes
-    link = replace(group.link, latency_s=latency_s)
-    return replace(problem, cluster=replace(problem.cluster, nodes=(replace(group, link=link),)))
-
-
 def _sum_s(plan: Plan, latency_s: float) -> float:
     """What links say of summing the gradients of a plan that has all layers on each of its ranks."""
     trained = sum(layer.trained_bytes for layer in plan.problem.model.layers)
-    return sum(sum_seconds(_with_latency(plan.problem, latency_s), holders(plan)[0], trained))
+    return sum(sum_seconds(with_latency(plan.problem, latency_s), holders(plan)[0], trained))
 
 
 class _Figures(NamedTuple):

@@ -19,6 +19,9 @@ from .collector import Collector
 from .reports import Notice, RankReport, StepReport
 
 _POLL_S = 0.2
+_PACE_S = 0.02
+"""Between two looks at what ranks report: where all cores are ranks', every look costs one of them as much as a short
+op."""
 _GRACE_S = 5.0
 """How long a process may take to end after it was asked to."""
 _REPORT_S = 2.0
@@ -62,6 +65,7 @@ class Children:
         self._file = SharedFile(Board.size(ranks))
         self._board = Board(self._file.memory())
         self._stillness = Stillness()
+        self._received_s = self._looked_s = 0.0
         self._inboxes: list[Connection] = []
         self._outboxes: list[Connection] = []
         self._processes: list[BaseProcess] = []
@@ -99,16 +103,22 @@ class Children:
                     failures.append(message)
             if failures:
                 raise self._cause(failures, watcher).error()
-            stopped_s = self._board.parent_stopped_s
-            if stopped_s > 0:
-                raise ExecutionError(f"the process that watches the ranks was stopped for {stopped_s:.1f} s")
-            hang = self._hang(watcher)
-            if hang is not None:
-                raise ExecutionError(hang.text)
+            if time.monotonic() - self._looked_s > _POLL_S:
+                self._look(watcher)
         deadline = time.monotonic() + _GRACE_S
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
         return [finished[rank] for rank in sorted(finished)]
+
+    def _look(self, watcher: Watcher) -> None:
+        """Raises ExecutionError where a rank hangs, or where this process did not run."""
+        self._looked_s = time.monotonic()
+        stopped_s = self._board.parent_stopped_s
+        if stopped_s > 0:
+            raise ExecutionError(f"the process that watches the ranks was stopped for {stopped_s:.1f} s")
+        hang = self._hang(watcher)
+        if hang is not None:
+            raise ExecutionError(hang.text)
 
     def _hang(self, watcher: Watcher) -> Hang | None:
         slots, states = self._board.read_all(), {rank: _state(p) for rank, p in enumerate(self._processes)}
@@ -118,22 +128,31 @@ class Children:
     def _receive(self, watcher: Watcher) -> Iterator[tuple[int, Any]]:
         """What arrives within a short while; that a process ended without a last word is a failure that arrives."""
         talking = [rank for rank, inbox in enumerate(self._inboxes) if not inbox.closed]
+        time.sleep(max(0.0, self._received_s + _PACE_S - time.monotonic()))
         ready = wait([x for rank in talking for x in (self._inboxes[rank], self._processes[rank].sentinel)], _POLL_S)
+        self._received_s = time.monotonic()
         for rank in talking:
-            inbox = self._inboxes[rank]
+            if self._inboxes[rank] in ready or self._processes[rank].sentinel in ready:
+                yield from ((rank, message) for message in self._waiting(rank, watcher))
+
+    def _waiting(self, rank: int, watcher: Watcher) -> Iterator[Any]:
+        """All that a rank has reported by now."""
+        inbox, process = self._inboxes[rank], self._processes[rank]
+        while not inbox.closed:
+            ended = not process.is_alive()
             try:
-                if inbox in ready:
+                if inbox.poll():
                     message = pickle.loads(inbox.recv_bytes())
-                elif self._processes[rank].sentinel in ready and not inbox.poll():
+                elif ended:
                     raise EOFError
                 else:
-                    continue
+                    return
             except (EOFError, OSError):
-                self._processes[rank].join(_GRACE_S)
-                message = Failure(1, watcher.lost(rank, self._processes[rank].exitcode or 0, self._board.read(rank)))
+                process.join(_GRACE_S)
+                message = Failure(1, watcher.lost(rank, process.exitcode or 0, self._board.read(rank)))
             if not isinstance(message, (StepReport, Notice)):
                 inbox.close()  # that was its last word
-            yield rank, message
+            yield message
 
     def _cause(self, failures: list[Failure], watcher: Watcher) -> Failure:
         """The failure to report: while all have only lost another rank, that one may still be noticed."""

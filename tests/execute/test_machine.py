@@ -16,6 +16,7 @@ import torch
 from click.testing import CliRunner
 from failing_work import Elsewhere, fail, killed
 from instances import named
+from large_work import large
 from traces import simulated_run, with_ops
 
 from contraflow.__main__ import cli
@@ -25,8 +26,9 @@ from contraflow.executor.measure.cluster_text import cluster_toml
 from contraflow.executor.measure.companions import Pace, companions
 from contraflow.executor.measure.detect import Found, detect_cluster
 from contraflow.executor.measure.environment import memory_bytes
-from contraflow.executor.measure.overhead import measure_overhead
+from contraflow.executor.measure.overhead import Crew, runs_of, spent
 from contraflow.executor.measure.profile import profile_model
+from contraflow.executor.measure.ranks import among
 from contraflow.executor.place import cores
 from contraflow.executor.run.launch import run_plan
 from contraflow.models import LayeredModel, resolve
@@ -69,6 +71,12 @@ def test_a_companion_that_fails_ends_the_measurement(work: Callable[[Pace], obje
     with companions(1, work) as pace, pytest.raises(ExecutionError, match=says) as caught:
         pace()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.long
+def test_ranks_of_this_computer_give_more_than_a_pipe_holds() -> None:
+    """Nobody waits for who reads it."""
+    assert among(2, 1, large) == bytes(1 << 20)
 
 
 @pytest.mark.slow
@@ -253,25 +261,37 @@ def test_overheads_are_read_off_two_runs(ranks: int) -> None:
     def train(made: Plan) -> RunTrace:
         return with_ops(simulated_run(made), in_chain if len(made.stages) > 1 else by_itself)
 
-    found = measure_overhead(lambda: graph, ranks, train, rounds=2).overhead
+    found = spent(runs_of(lambda: graph, Crew(ranks), train, 2)).overhead
     assert found.op_s == pytest.approx(op_s + call_s)
     assert (found.message_s, found.step_s) == pytest.approx((message_s, step_s))
 
 
+def _tiny(graph: ModelGraph) -> ModelGraph:
+    """With layers of milliseconds that have parameters."""
+    times = "forward_s", "backward_input_s", "backward_weight_s"
+    layers = [replace(x, parameter_bytes=4096, **{key: 1e-3 * getattr(x, key) for key in times}) for x in graph.layers]
+    return replace(graph, layers=tuple(layers))
+
+
+@pytest.mark.parametrize("message_s", [0.0, 4e-4])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_waiting_for_one_another_is_read_off_steps(ranks: int) -> None:
-    """What sums and messages take among ranks that compute, although a link by itself is faster."""
+def test_waiting_for_one_another_is_read_off_steps(ranks: int, message_s: float) -> None:
+    """What sums and messages take among ranks that compute, although a link by itself is faster.
+
+    What carries messages takes a rank's core from its ops: nothing is to be seen of it around them.
+    """
     plain, latency_s, collective_s = named("gpipe", ranks, 4).problem.model, 3e-4, 5e-4
-    graph = replace(plain, layers=tuple(replace(layer, parameter_bytes=4096) for layer in plain.layers))
+    graph = _tiny(plain)
     quick, slow = Link(1e9, 1e-5), Link(1e9, latency_s)
 
     def train(made: Plan) -> RunTrace:
-        cluster = replace(Cluster.uniform(ranks, link=slow), overhead=Overhead(collective_s=collective_s))
+        cluster = replace(Cluster.uniform(ranks, link=slow), overhead=Overhead(0.0, message_s, 0.0, collective_s))
         took = simulate(replace(made, problem=replace(made.problem, cluster=cluster))).step_s
         return replace(simulated_run(made), step_s=took)
 
-    found = measure_overhead(lambda: graph, ranks, train, rounds=1, link=quick)
-    assert found.latency_s == pytest.approx(latency_s, rel=1e-3)
+    found = spent(runs_of(lambda: graph, Crew(ranks, link=quick), train, 1))
+    assert found.latency_s == pytest.approx(latency_s, rel=1e-2)
+    assert found.overhead.message_s == pytest.approx(message_s, rel=1e-2, abs=1e-6)
     assert found.overhead.collective_s == pytest.approx(collective_s, rel=1e-2)
 
 
@@ -279,7 +299,7 @@ def test_what_ranks_without_cores_of_their_own_wait_is_read_off_runs_of_all() ->
     """Four on two cores: a message waits for others that compute; two that have a core each say what ops cost."""
     ranks, cores, latency_s, collective_s = 4, 2, 3e-3, 5e-3
     plain = named("gpipe", ranks, 4).problem.model
-    graph = replace(plain, layers=tuple(replace(layer, parameter_bytes=4096) for layer in plain.layers))
+    graph = _tiny(plain)
     trained: list[int] = []
 
     def train(made: Plan) -> RunTrace:
@@ -293,11 +313,11 @@ def test_what_ranks_without_cores_of_their_own_wait_is_read_off_runs_of_all() ->
         return replace(simulated_run(made), step_s=took.step_s)
 
     link = Link(1e9, 1e-5)
-    found = measure_overhead(lambda: graph, ranks, train, rounds=1, busy=cores, link=link, cores=float(cores))
-    assert trained == [cores, cores, ranks, ranks]
+    found = spent(runs_of(lambda: graph, Crew(ranks, cores, link, float(cores)), train, 1))
+    assert trained == [cores, cores, *[ranks] * 5]
     assert found.latency_s == pytest.approx(latency_s, rel=1e-3)
     assert found.overhead.collective_s == pytest.approx(collective_s, rel=1e-2)
-    own = measure_overhead(lambda: graph, ranks, train, rounds=1, busy=cores, link=link)
+    own = spent(runs_of(lambda: graph, Crew(ranks, cores, link), train, 1))
     assert own.latency_s == pytest.approx(1e-4, rel=1e-3)
 
 
@@ -312,8 +332,8 @@ def test_ranks_beyond_the_layers_wait(ranks: int) -> None:
         assert not check(made)
         return simulated_run(made, overhead_s=1e-3)
 
-    assert measure_overhead(lambda: graph, ranks + 2, train, rounds=1).overhead.op_s == pytest.approx(1e-3)
-    assert [sum(map(bool, made.orders)) for made in seen] == [ranks + 2, ranks]
+    assert spent(runs_of(lambda: graph, Crew(ranks + 2), train, 1)).overhead.op_s == pytest.approx(1e-3)
+    assert [sum(map(bool, made.orders)) for made in seen] == [ranks + 2, *[ranks] * 5]
 
 
 @pytest.mark.slow

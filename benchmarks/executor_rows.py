@@ -210,8 +210,6 @@ def wrong_losses(found: Mapping[str, Rounds]) -> list[str]:
     Of the first steps that count: after many, BatchNorm and other orders of sums lead far from one another, as they do
     torch's own data parallel and one process of it.
     """
-    if not found:
-        return []
     (first, expected), *others = ((name, losses(rounds[:COMPARED])) for name, rounds in found.items())
     return [
         f"{name} trains to other losses than {first}: {mine[-1]:.6g} and {expected[-1]:.6g}"

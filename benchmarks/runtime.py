@@ -27,7 +27,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -96,7 +96,7 @@ class Found:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Found:
-        """What `asdict` has made."""
+        """What the state file has of it."""
         pairs = [Pair(**pair) for pair in content["pairs"]]
         forecasts = {name: Alone(**found) for name, found in content["forecasts"].items()}
         made = Origin(**content["made"])
@@ -162,24 +162,58 @@ def calibrated(model: str, cluster: Cluster) -> ModelGraph:
     return calibrate(graph, [run_plan(found, options).trace for _, found in made])
 
 
-def measure(model: str, graph: ModelGraph, cluster: Cluster, options: argparse.Namespace, made: Origin) -> Found:
-    """Plans and theirs take turns where ranks have a core each; then plans run by themselves."""
+def in_turn(model: str, graph: ModelGraph, cluster: Cluster, options: argparse.Namespace) -> dict[str, Any]:
+    """Plans and theirs, step by step: pairs, and losses that differ."""
+    tell(f"{model}: planning")
+    planned = dict(plans(graph, cluster, (*PEERS, PARALLEL, SEARCHED), options.search_seconds))
+    pacing = Pacing(3, options.rounds, LONGEST_S)
+    found = compete(list(entries(planned)), pacing, lambda text: tell(f"{model}: {text}"))
+    return {"pairs": [asdict(pair) for pair in _pairs(found)], "faults": wrong_losses(found)}
 
-    tell(f"{model} on {len(cluster)}: planning")
-    crowded = len(cluster) > PROCESSES
-    planned = dict(plans(graph, cluster, CROWDED if crowded else PLANS, options.search_seconds))
-    stale = dict(plans(graph, cluster, () if crowded else WITHOUT_A_FLUSH, 10.0))
-    found: dict[str, Rounds] = {}
-    if not crowded:
-        pacing = Pacing(3, options.rounds, LONGEST_S)
-        found = compete(list(entries(planned)), pacing, lambda text: tell(f"{model}: {text}"))
-    forecasts = runs(planned | stale, CALIBRATED_BY, options.runs)
-    return Found(model, len(cluster), list(_pairs(found)), forecasts, wrong_losses(found), made)
+
+def alone(model: str, graph: ModelGraph, cluster: Cluster, options: argparse.Namespace) -> dict[str, Alone]:
+    """Every plan by itself."""
+    tell(f"{model}: planning for {len(cluster)}")
+    names = CROWDED if len(cluster) > PROCESSES else (*PLANS, *WITHOUT_A_FLUSH)
+    return runs(dict(plans(graph, cluster, names, options.search_seconds)), CALIBRATED_BY, options.runs)
+
+
+class State:
+    """What has been measured, in a file: the same command goes on with what is missing."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def save(self) -> None:
+        """Writes the file."""
+        self._path.write_text(json.dumps(self.content, indent=1))
+
+    def of(self, name: str, made: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What there is of this name, or what is made now."""
+        if name not in self.content:
+            self.content[name] = made()
+            self.save()
+        found: dict[str, Any] = self.content[name]
+        return found
+
+    def cluster(self, processes: int) -> Cluster:
+        """This computer with so many."""
+        return Cluster.from_dict(self.of(f"cluster of {processes}", lambda: measured_cluster(processes).to_dict()))
+
+
+def measure(model: str, processes: int, state: State, options: argparse.Namespace) -> dict[str, Any]:
+    """Of a model on so many processes; theirs run where ranks have a core each."""
+    two = state.cluster(PROCESSES)
+    graph = ModelGraph.from_dict(state.of(f"layers of {model}", lambda: calibrated(model, two).to_dict()))
+    turns: dict[str, Any] = {"pairs": [], "faults": []}
+    if processes == PROCESSES:
+        turns = state.of(f"turns of {model}", lambda: in_turn(model, graph, two, options))
+    forecasts = {name: asdict(one) for name, one in alone(model, graph, state.cluster(processes), options).items()}
+    return turns | {"model": model, "processes": processes, "forecasts": forecasts}
 
 
 def _pairs(found: Mapping[str, Rounds]) -> Iterator[Pair]:
-    if not found:
-        return
     seconds = {name: steps(rounds) for name, rounds in found.items()}
 
     def pair(ours: str, theirs: str) -> Pair:
@@ -253,21 +287,14 @@ def main() -> int:
     savable(parser)
     options, made, began = parser.parse_args(), origin(), time.monotonic()
     made = replace(made, note=f"load {os.getloadavg()[0]:.1f} before")
-    kept: dict[str, Any] = json.loads(options.state.read_text()) if options.state.exists() else {}
+    state = State(options.state)
     counts = (PROCESSES, CROWD) if options.crowded else (PROCESSES,)
     wanted = [(model, f"{model} on {count}", count) for model in options.models for count in counts]
     for model, key, count in wanted:
-        if key in kept or time.monotonic() - began > 60 * options.minutes:
-            continue
-        if f"cluster of {count}" not in kept:
-            kept[f"cluster of {count}"] = measured_cluster(count).to_dict()
-        if f"layers of {model}" not in kept:
-            two = Cluster.from_dict(kept[f"cluster of {PROCESSES}"])
-            kept[f"layers of {model}"] = calibrated(model, two).to_dict()
-        cluster = Cluster.from_dict(kept[f"cluster of {count}"])
-        graph = ModelGraph.from_dict(kept[f"layers of {model}"])
-        kept[key] = asdict(measure(model, graph, cluster, options, made))
-        options.state.write_text(json.dumps(kept, indent=1))
+        if key not in state.content and time.monotonic() - began < 60 * options.minutes:
+            state.content[key] = measure(model, count, state, options) | {"made": asdict(made)}
+            state.save()
+    kept = state.content
     keys = [f"{model} on {count}" for model in SAMPLES for count in (PROCESSES, CROWD)]
     results = [Found.from_dict(kept[key]) for key in keys if key in kept]
     for name, table in tables(results).items():

@@ -21,7 +21,7 @@ from contraflow.executor.run.launch import run_plan
 from contraflow.executor.run.result import RunResult
 from contraflow.planner import Plan
 
-RUN_S, FEWEST, MOST = 2.5, 5, 100
+RUN_S, FEWEST, MOST = 2.5, 4, 100
 """Of a run: seconds, steps at least and at most."""
 
 

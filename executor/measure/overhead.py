@@ -3,9 +3,10 @@
 Ranks train a model of tiny layers, each all of it and then as stages of a pipeline, and their traces say what they
 spent around ops, neither computing nor waiting, and in ops beyond what their layers take: calling programs. A backward
 that no message comes to or goes from costs the op alone; what ranks of the pipeline spend more around ops, but for
-drawing samples, is that of its messages, at least (see `messages`). What the first run's steps take beyond what is
-forecast of them, ops, sums by the links and all, is a collective's. Where more ranks train than have a core each, ops
-are those of as many as have one, and what ranks wait for one another is read off runs of all of them.
+drawing samples, is that of its messages, at least (see `messages`). What the first run's steps take beyond their ops,
+and beyond what links say of the sums between ranks, is a collective's. Where more ranks train than have a core each,
+ops are those of as many as have one, and what ranks wait for one another is read off runs of all of them: by their
+clocks ops take as long as others have their cores, so that a collective's is what a step takes beyond its forecast.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from typing import Any, NamedTuple, Protocol
 import torch.distributed as dist
 
 from ...models import resolve
-from ...planner.graph import Candidate
+from ...planner.graph import Candidate, holders, sum_seconds
 from ...planner.lower import assemble, replicated
-from ...planner.plan import Kind, Plan, Problem
+from ...planner.plan import IN_LINE, Kind, Plan, Problem
 from ...planner.problem import Cluster, Link, ModelGraph, Overhead, Workload
 from ...planner.runs import OpTrace, RunTrace
 from ...planner.schedules import alternating
 from ..basics import RunOptions
 from ..place import at_once
-from .messages import Pair, forecast_s, latency_s, message_s
+from .messages import Pair, forecast_s, latency_s, message_s, with_latency
 from .profile import profile_model
 
 MODEL = "mlp-deep"
@@ -120,7 +121,7 @@ class Crew:
 
 class Round(NamedTuple):
     """Figures; a pipeline as 1F1B and with all forwards first, and seconds of a step of each, turn by turn; all layers
-    on each rank, and seconds of a step."""
+    on each rank, seconds of a step, and those of them beyond its ops."""
 
     figures: _Figures
     chain: Plan
@@ -128,6 +129,7 @@ class Round(NamedTuple):
     turns: list[tuple[float, float]]
     whole: Plan
     whole_s: float
+    summing_s: float
 
 
 def runs_of(
@@ -153,23 +155,26 @@ def _round(graph: ModelGraph, crew: Crew, train: Callable[[Plan], RunTrace]) -> 
         alone = train(whole)
     flood = _chained(graph, cluster, ranks, flooded=True)
     turns = [(train(chain).step_s, train(flood).step_s) for _ in range(TURNS)]
-    return Round(figures, chain, flood, turns, whole, alone.step_s)
+    return Round(figures, chain, flood, turns, whole, alone.step_s, _summing(alone))
 
 
 def spent(runs: list[Round]) -> Spent:
-    """What runs tell: of seconds the least count, since what else the machine does only adds; of how the two orders of
-    a pipeline compare the median."""
+    """What runs tell: of what a thread spends the least, since what else the machine does only adds; of how long steps
+    take, and how the two orders of a pipeline compare, the median."""
     least = _Figures(*map(min, zip(*(each.figures for each in runs), strict=True)))
     overhead, drawing_s = _overhead(least), MICRO_BATCHES * least.drawing_s
     turns = [(a - drawing_s, b - drawing_s) for each in runs for a, b in each.turns]
-    chain_s = min(a for a, _ in turns)
+    chain_s = median(a for a, _ in turns)
     fastest = min(runs, key=lambda each: each.figures.layers)
     pair = Pair(fastest.chain, chain_s, fastest.flood, chain_s * median(b / a for a, b in turns))
     overhead = replace(overhead, message_s=message_s(pair, overhead))
     late_s = latency_s(pair.chain, overhead, chain_s)
     (group,) = fastest.whole.problem.cluster.nodes
-    drawing_s *= max(1.0, group.devices / (group.cores or group.devices))  # all ranks draw
-    beyond_s = min(each.whole_s for each in runs) - drawing_s - forecast_s(fastest.whole, overhead, late_s)
+    if group.cores is None:
+        beyond_s = median(each.summing_s - _sum_s(each.whole, late_s) for each in runs)
+    else:
+        drawn_s = drawing_s * group.devices / group.cores
+        beyond_s = median(each.whole_s for each in runs) - drawn_s - forecast_s(fastest.whole, overhead, late_s)
     return Spent(replace(overhead, collective_s=max(0.0, beyond_s)), late_s)
 
 
@@ -188,6 +193,12 @@ def _chained(graph: ModelGraph, cluster: Cluster, most: int, flooded: bool = Fal
     stages = tuple(tuple(names[a:b]) for a, b in pairwise(ends))
     orders = [*layout.orders, *([[]] * (len(cluster) - ranks))]
     return assemble(Candidate(Problem(graph, cluster, Workload(MICRO_BATCHES)), stages, layout.pipelines), orders)
+
+
+def _sum_s(plan: Plan, latency_s: float) -> float:
+    """What links say of summing the gradients of a plan that has all layers on each of its ranks."""
+    trained = sum(layer.trained_bytes for layer in plan.problem.model.layers)
+    return sum(sum_seconds(with_latency(plan.problem, latency_s), holders(plan)[0], trained))
 
 
 class _Figures(NamedTuple):
@@ -232,6 +243,12 @@ def _overhead(found: _Figures) -> Overhead:
     messages = 4 * (ranks - 1)  # a micro-batch's, both ends of each
     spent_s = found.chained - 2 * ranks * found.backward - found.drawing_s
     return Overhead(found.backward + max(0.0, fmean(calls)), max(0.0, spent_s) / messages, found.step)
+
+
+def _summing(trace: RunTrace) -> float:
+    """What a step of ranks that have all layers takes beyond their ops: until their gradients are summed."""
+    busy = [sum(x.duration_s + x.overhead_s for x in device.ops if x.op.kind in IN_LINE) for device in trace.devices]
+    return trace.step_s - fmean(seconds for seconds in busy if seconds)
 
 
 def _duration(x: OpTrace) -> float:

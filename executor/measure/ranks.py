@@ -5,8 +5,8 @@ So what is measured here runs the same code as under torchrun.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import pickle
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ from ..wires import listen_locally
 
 Found = TypeVar("Found")
 WORLD = ("RANK", "WORLD_SIZE")
-_FOUND = "found"
+_POLL_S = 0.1
 
 
 def under_a_launcher() -> bool:
@@ -41,27 +41,31 @@ def among(processes: int, threads: int, work: Callable[[], Found]) -> Found:
     if processes < 2:
         raise RunError(f"a cluster is measured between at least 2 processes, got {processes}")
     with tempfile.TemporaryDirectory(prefix="contraflow-") as folder:
-        arguments = (processes, threads, Path(folder), work)
+        results = multiprocessing.get_context("spawn").SimpleQueue()
+        arguments = (processes, threads, f"file://{Path(folder) / 'rendezvous'}", work, results)
         try:
-            spawn(_rank, arguments, nprocs=processes)  # type: ignore[no-untyped-call]
+            running = spawn(_rank, arguments, nprocs=processes, join=False)  # type: ignore[no-untyped-call]
+            found: list[Found] = []
+            while not running.join(timeout=_POLL_S):
+                if not results.empty():
+                    found.append(results.get())  # now: who puts more than a pipe holds waits for it
         except ProcessException as error:
             raise ExecutionError(f"measuring this computer: {str(error).strip().splitlines()[-1]}") from error
-        found: Found = pickle.loads((Path(folder) / _FOUND).read_bytes())
-    return found
+        return found[0] if found else results.get()
 
 
-def _rank(rank: int, processes: int, threads: int, folder: Path, work: Callable[[], Any]) -> None:
+def _rank(rank: int, processes: int, threads: int, rendezvous: str, work: Callable[[], Any], results: Any) -> None:
     mine = dict(zip(WORLD, (rank, processes), strict=True))
     mine |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": processes, "GROUP_RANK": 0}
     os.environ.update({name: str(value) for name, value in mine.items()})
     listen_locally()
     keep_freed_memory()
     torch.set_num_threads(threads)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=processes)
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=processes)
     try:
         found = work()
         if rank == 0:
-            (folder / _FOUND).write_bytes(pickle.dumps(found))
+            results.put(found)
         dist.barrier()
     finally:
         dist.destroy_process_group()

@@ -97,21 +97,24 @@ class Children:
             for rank, message in self._receive(watcher):
                 if isinstance(message, (StepReport, Notice)):
                     collected.add(message)
+                    if not failures:
+                        self._look(watcher)  # what the user does about a step may take long
                 elif isinstance(message, RankReport):
                     finished[rank] = message
                 else:
                     failures.append(message)
             if failures:
                 raise self._cause(failures, watcher).error()
-            if time.monotonic() - self._looked_s > _POLL_S:
-                self._look(watcher)
+            self._look(watcher)
         deadline = time.monotonic() + _GRACE_S
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
         return [finished[rank] for rank in sorted(finished)]
 
     def _look(self, watcher: Watcher) -> None:
-        """Raises ExecutionError where a rank hangs, or where this process did not run."""
+        """Some times a second; raises ExecutionError where a rank hangs, or where this process did not run."""
+        if time.monotonic() - self._looked_s < _POLL_S:
+            return
         self._looked_s = time.monotonic()
         stopped_s = self._board.parent_stopped_s
         if stopped_s > 0:

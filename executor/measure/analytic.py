@@ -93,8 +93,8 @@ def estimate_layers(model: LayeredModel, how: Estimating) -> dict[str, Any]:
         return costs, run
 
     of = Pieced(model, how.layers)
-    layers = profiled_layers(of, x, target, traced, "traced", how.on_progress)
-    content = model_document(of, how.micro_batch_size, how.device.name, layers, dtype, lane)
+    layers, twice = profiled_layers(of, x, target, traced, "traced", how.on_progress)
+    content = model_document(of, how.micro_batch_size, how.device.name, layers, twice, dtype, lane)
     return content if lane is None else content | {"ways": dict(how.ways)}
 
 

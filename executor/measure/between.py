@@ -12,12 +12,28 @@ from ...models import LayeredModel, Piece
 from ...models.wiring import DATA, Carried, Inputs, Part, Value, tensors_of
 
 
+class Kept(NamedTuple):
+    """Which of several tensors are in a layer's stash, whatever is dropped of it, and in what it holds from I to W."""
+
+    stash: tuple[bool, ...]
+    weight_stash: tuple[bool, ...]
+
+
 class Handed(NamedTuple):
-    """What a layer gives, whether it saves all it takes, and its workspace if nobody saves what it gives."""
+    """What a layer gives, whether it saves all it takes, and its workspace if nobody saves what it gives beside it.
+
+    takes, gives: what of these it keeps.
+    """
 
     output: Carried
     saves_input: bool
     dropped_workspace: int
+    takes: Kept
+    gives: Kept
+
+
+Twice = dict[tuple[str, str], tuple[int, int]]
+"""By the names of two layers: bytes that both keep, and those that both hold from I to W."""
 
 
 class Between:
@@ -32,6 +48,8 @@ class Between:
         self._entries: list[dict[str, Any]] = []
         self._handed: list[Handed] = []
         self._bytes = {value: tensor.nbytes for value, tensor in self._there.items()}
+        self._keepers: tuple[dict[Value, str], ...] = ({}, {})  # who gives it and has it: in a stash, from I to W
+        self.twice: Twice = {}
 
     def part(self, piece: Piece, trained: bool) -> Part:
         """The next piece; `trained`: whether some of it is."""
@@ -48,10 +66,12 @@ class Between:
         number = len(self._entries)
         self._entries.append(entry)
         self._handed.append(handed)
+        taken = self._kept_again(part, entry["name"], handed.takes)
         if not handed.saves_input:
-            for source in {self._home[value.layer] for value in part.takes if value.layer != DATA}:
-                before = self._entries[source]
-                before["workspace_bytes"] = max(before["workspace_bytes"], self._handed[source].dropped_workspace)
+            taken |= {value for value in part.takes if value.layer != DATA}
+        for source in {self._home[value.layer] for value in taken}:
+            before = self._entries[source]
+            before["workspace_bytes"] = max(before["workspace_bytes"], self._handed[source].dropped_workspace)
         given = dict(zip(part.gives, tensors_of(handed.output), strict=False))  # a loss is nobody's
         sharing = Counter(tensor.untyped_storage()._cdata for tensor in given.values())
         for value, tensor in given.items():
@@ -59,11 +79,27 @@ class Between:
             self._bytes[value] = max(tensor.nbytes, -(-storage.nbytes() // sharing[storage._cdata]))
             if self._trained and tensor.is_floating_point():
                 self._with_gradients.add(value)
+        for keepers, kept in zip(self._keepers, handed.gives, strict=True):
+            alone = (value for value, tensor in given.items() if sharing[tensor.untyped_storage()._cdata] == 1)
+            keepers |= {value: entry["name"] for value in alone if kept[part.gives.index(value)]}
         self._there |= given
         self._forget(number)
         plain = len(given) == 1 and self._with_gradients.issuperset(given)
         if given and not plain and not self._wiring.chained:
             self._name(entry, part)
+
+    def _kept_again(self, part: Part, name: str, takes: Kept) -> set[Value]:
+        """Of what a piece takes and keeps, what who gives it keeps, too; notes who, and how much."""
+        storages = Counter(tensor.untyped_storage()._cdata for tensor in self.taken(part))
+        found = set()
+        for which, (keepers, kept) in enumerate(zip(self._keepers, takes, strict=True)):
+            for value, tensor, mine in zip(part.takes, self.taken(part), kept, strict=True):
+                if mine and value in keepers and storages[tensor.untyped_storage()._cdata] == 1:
+                    sizes = list(self.twice.get((keepers[value], name), (0, 0)))
+                    sizes[which] += tensor.untyped_storage().nbytes()
+                    self.twice[keepers[value], name] = sizes[0], sizes[1]
+                    found.add(value)
+        return found
 
     def _name(self, entry: dict[str, Any], part: Part) -> None:
         entry["outputs"] = [

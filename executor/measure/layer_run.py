@@ -27,6 +27,7 @@ from ..stage import (
     warn,
     wide,
 )
+from .between import Kept
 from .companions import Pace, alone
 from .team import Seconds, Team
 
@@ -120,7 +121,8 @@ class LayerRun:
     Attributes:
         output: of the layer, or its loss.
         awaiting: bytes of the target, which is there while any layer of a last stage runs.
-        dropped_workspace: what F and R take if the layer that gets the output does not save it; once bytes are known.
+        dropped_workspace: what F and R take if the layer that gets the output saves nothing more for it. kept: of the
+            tensors that it takes, and gives, what it keeps. Both once bytes are known.
     """
 
     def __init__(self, program: AnyProgram, modules: Modules, on: Example, awaiting: int = 0) -> None:
@@ -137,8 +139,20 @@ class LayerRun:
         self.output = self._forward()[0]
         self.outputs = tensors_of(self.output)
         self.dropped_workspace = 0
+        self.kept: tuple[Kept, Kept] | None = None
         self.grad_output = ones_like(self.output, (True,) if on.target is not None else on.part.returned)
         self.grad_outputs = tensors_of(self.grad_output)
+
+    def _kept(self) -> tuple[Kept, Kept]:
+        """Of the tensors that it takes, and of those that it gives, which it keeps."""
+        output, part = self.program.forward_part(self.parameters, self.buffers, self.x, self.target)
+        takes, gives = [_among(self.xs, part.tensors)], [_among(tensors_of(output), part.tensors)]
+        del output, part
+        output, stash = self._forward()
+        held = self.program.backward_input(stash, self.parameters, self.grad_output)[1].tensors
+        takes.append(_among(self.xs, held))
+        gives.append(_among(tensors_of(output), held))
+        return Kept(*takes), Kept(*gives)
 
     def costs(self, timing: Timing) -> dict[str, Any]:
         """A layer's entry in model.json, without its name."""
@@ -176,6 +190,7 @@ class LayerRun:
     def sizes(self, samples: int = 1) -> dict[str, Any]:
         """Bytes and shapes; `samples`: counts, of which the least are right."""
         sizes = _Bytes(*map(min, zip(*(astuple(self._bytes()) for _ in range(samples)), strict=True)))
+        self.kept = self._kept()
         parameters = list(self.parameters.values())
         size, trained = unique_bytes(parameters), unique_bytes(self.trained)
         return {
@@ -288,6 +303,12 @@ class LayerRun:
             weight_peak=weight_peak,
             part_peak=part_peak,
         )
+
+
+def _among(tensors: Sequence[Tensor], kept: Sequence[Tensor]) -> tuple[bool, ...]:
+    """Which of them have their storage in common with a kept one."""
+    storages = {tensor.untyped_storage()._cdata for tensor in kept}
+    return tuple(tensor.untyped_storage()._cdata in storages for tensor in tensors)
 
 
 def _bytes_beyond(known: list[Tensor], tensors: list[Tensor]) -> int:

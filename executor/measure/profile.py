@@ -24,7 +24,7 @@ from ..basics import Engine, ExecutionError, RunError, keywords_of, one_line
 from ..place import at_once
 from ..stage import EagerProgram, ProgramMismatch, TraceError, build_lowered, require_compiler, why_uncompiled, wide
 from ..state import as_dtype, inputs_and_targets, planned_edges, tied_bytes
-from .between import Between, Handed
+from .between import Between, Handed, Twice
 from .companions import Pace, alone, companions
 from .layer_run import BY_ITSELF, Example, LayerRun, Timing, trace_layer
 from .reach import Reaches
@@ -168,9 +168,10 @@ def _measured(model: LayeredModel, how: Profiling, pace: Pace = alone, team: Tea
     of = Pieced(model, how.layers)
     with _threads(how.threads):
         reaches = Reaches.of(model, timing, target.device, how.dtype, how.engine)
-        layers = profiled_layers(of, x, target, measured, "measured", how.on_progress, how.engine)
+        layers, twice = profiled_layers(of, x, target, measured, "measured", how.on_progress, how.engine)
         layers = reaches.settle(layers)
-    content = model_document(of, how.micro_batch_size, torch.device(how.device).type, layers, how.dtype, team.lane)
+    device = torch.device(how.device).type
+    content = model_document(of, how.micro_batch_size, device, layers, twice, how.dtype, team.lane)
     return content if team.lane is None else content | {"ways": dict(how.ways)}
 
 
@@ -204,8 +205,8 @@ def profiled_layers(
     how: str,
     on_progress: Callable[[str], None] | None,
     engine: Engine = "auto",
-) -> list[dict[str, Any]]:
-    """Every layer's entry in model.json, on its engine.
+) -> tuple[list[dict[str, Any]], Twice]:
+    """Every layer's entry in model.json, on its engine, and what two of them keep.
 
     A stage with a layer that needs the eager engine runs on it as a whole. So where there is such a layer, all
     layers' bytes are the larger of both engines', as any of them may share its stage.
@@ -216,15 +217,18 @@ def profiled_layers(
         def costs(layer: Example) -> tuple[dict[str, Any], Handed]:
             found, run = costs_of(engine, layer)
             eager.add(isinstance(run.program, EagerProgram))
-            return found, Handed(run.output, run.program.saves_input, run.dropped_workspace)
+            assert run.kept is not None
+            return found, Handed(run.output, run.program.saves_input, run.dropped_workspace, *run.kept)
 
         return costs
 
-    layers = distinct_layers(model, x, target, on(engine), how, on_progress)
+    layers, twice = distinct_layers(model, x, target, on(engine), how, on_progress)
     if len(eager) == 2:
-        others = distinct_layers(model, x, target, on("eager"), how, None)
+        others, theirs = distinct_layers(model, x, target, on("eager"), how, None)
         layers = [_larger_bytes(layer, other) for layer, other in zip(layers, others, strict=True)]
-    return layers
+        ends = (ends for ends in twice if ends in theirs)
+        twice = {pair: (min(twice[pair][0], theirs[pair][0]), min(twice[pair][1], theirs[pair][1])) for pair in ends}
+    return layers, twice
 
 
 def _larger_bytes(layer: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -244,8 +248,8 @@ def distinct_layers(
     costs_of: LayerCosts,
     how: str,
     on_progress: Callable[[str], None] | None,
-) -> list[dict[str, Any]]:
-    """Every layer's entry in model.json; `costs_of` is asked once for layers that are alike.
+) -> tuple[list[dict[str, Any]], Twice]:
+    """Every layer's entry in model.json, and what two of them keep; `costs_of` is asked once for layers that are alike.
 
     Each layer gets what layers before it have given; `how` says in the progress what was done for the costs. Raises
     ValueError: the data gives other tensors than the layers take.
@@ -269,7 +273,7 @@ def distinct_layers(
         if on_progress:
             on_progress(f"{piece.name}: {_summary(costs, how if fresh else 'like an earlier layer')}")
     between.count_passing()
-    return layers
+    return layers, between.twice
 
 
 def model_document(
@@ -277,6 +281,7 @@ def model_document(
     micro_batch_size: int,
     device: str,
     layers: list[dict[str, Any]],
+    twice: Twice,
     dtype: torch.dtype,
     lane: Lane | None = None,
 ) -> dict[str, Any]:
@@ -284,6 +289,10 @@ def model_document(
     edges = planned_edges(of.model, of.pieces)
     tied = tied_bytes(of.model, dtype, of.pieces, lane)
     shared = [{"layers": list(members), "bytes": count} for members, count in tied]
+    kept_twice = [
+        {"layers": list(names), "bytes": size, **({"weight_bytes": held} if held else {})}
+        for names, (size, held) in twice.items()
+    ]
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -293,6 +302,7 @@ def model_document(
         "layers": layers,
         "edges": [[e.source, e.target, *([] if e.tensors is None else [list(e.tensors)])] for e in edges],
         **({"shared": shared} if shared else {}),
+        **({"kept_twice": kept_twice} if kept_twice else {}),
     }
 
 

@@ -17,7 +17,7 @@ from ...models.lanes import Lane
 from ...models.wiring import DATA, Carried, Inputs, Value, carried, each
 from ...planner.graph import StashPolicy, asynchronous, forward_devices, holders, route, stash_policy
 from ...planner.plan import Kind, Op, Plan
-from ...planner.problem import WEIGHT_POLICIES, Layer
+from ...planner.problem import WEIGHT_POLICIES, Layer, twice_inside
 from ..basics import Engine, RunError, Training
 from ..place import CPU
 from ..stage import (
@@ -368,7 +368,9 @@ class Blueprint:
 
     def _stash_bytes(self, layer_ids: Collection[int]) -> int:
         """What the plan counts for one stash of these layers."""
-        return sum(layer.stash_bytes for layer, _ in self._planned(layer_ids))
+        layers = [layer for layer, _ in self._planned(layer_ids)]
+        twice = twice_inside(self.plan.problem.model.kept_twice, {layer.name for layer in layers})
+        return sum(layer.stash_bytes for layer in layers) - twice
 
     def _planned(self, layer_ids: Collection[int]) -> Iterator[tuple[Layer, Piece]]:
         """These layers as the plan has them."""

@@ -43,7 +43,7 @@ def forward_plan(plan: Plan) -> tuple[Plan, list[Waits]]:
     """
     model = plan.problem.model
     layers = tuple(replace(layer, stash_bytes=0, weight_stash_bytes=0, selective_bytes=0) for layer in model.layers)
-    problem = replace(plan.problem, model=replace(model, layers=layers))
+    problem = replace(plan.problem, model=replace(model, layers=layers, kept_twice=()))
     orders = tuple(tuple(op for op in order if op.kind in _FORWARD) for order in plan.orders)
     keep = tuple((KEEP,) * len(row) for row in plan.stash)
     forward = replace(plan, problem=problem, orders=orders, stash=keep, weights=FLUSH)

@@ -51,12 +51,11 @@ class Layers:
         self.work = self.forward + self.inputs + self.weights
         self.updates = update_work(problem)
         """Seconds at speed 1 of all optimizer steps at the least, behind all backwards of their layers."""
-        self.stash = costs.stash_bytes.astype(float)
-        self.after = np.where(self.weights > 0, np.minimum(costs.stash_bytes, costs.weight_stash_bytes), 0).astype(
-            float
-        )
+        self.stash = chain.stash.added
+        """Of every layer's stash, what no layer before it keeps: a stage keeps these together at the least."""
+        self.after = np.where(self.weights > 0, np.minimum(self.stash, chain.weight_stash(halves).added), 0.0)
         dropped = costs.selective_bytes if space.recompute else 0 * costs.selective_bytes
-        self.rest = (costs.stash_bytes - dropped).astype(float)
+        self.rest = self.stash - dropped
         """Bytes of every layer's stash that selective recomputation keeps; all where it is not allowed."""
         self.again = np.where(dropped > 0, costs.selective_s, 0.0)
         """Seconds in which it makes the others again."""

@@ -20,6 +20,7 @@ from ..basics import PerCall, check_time
 from ..graph import Candidate, StageCosts, holders, static_bytes, step_seconds, training_bytes
 from ..plan import Pipeline, Problem
 from ..problem import Cluster, DeviceType, part_bytes
+from .stash_sums import StashSums
 
 Floats = NDArray[np.float64]
 Cuts = tuple[int, ...]
@@ -92,6 +93,21 @@ class Chain:
         return np.cumsum(change)
 
     @cached_property
+    def stash(self) -> StashSums:
+        """Stashes of the layers as stages have them."""
+        return StashSums.of(self.costs.stash_bytes, self._twice("bytes"))
+
+    def weight_stash(self, halves: NDArray[np.bool_]) -> StashSums:
+        """What stages hold from I to W of those layers whose backwards are halves."""
+        return StashSums.of(np.where(halves, self.costs.weight_stash_bytes, 0), self._twice("weight_bytes", halves))
+
+    def _twice(self, key: str, of: NDArray[np.bool_] | None = None) -> list[tuple[int, int, int]]:
+        """Positions of two layers, and bytes that both keep."""
+        rank = {name: number for number, name in enumerate(self.names)}
+        ends = [(rank[x.first], rank[x.second], getattr(x, key)) for x in self.problem.model.kept_twice]
+        return [(a, b, size) for a, b, size in ends if of is None or (of[a] and of[b])]
+
+    @cached_property
     def workspace_bytes(self) -> Floats:
         """Workspace of every interval [i, j) of layers: the maximum of its layers; shape (L + 1, L + 1)."""
         count = len(self)
@@ -140,9 +156,7 @@ class Chain:
     def bytes(self, in_flight: int, buffers: int = 2, replicas: int = 1) -> Floats:
         """Memory of every interval as a stage with so many stashes and tensors at each boundary."""
         static = _prefix(self.held_bytes(replicas))
-        stash = _prefix(self.costs.stash_bytes.astype(float))
-        total = static + in_flight * stash
-        table = total[None, :] - total[:, None] + self.workspace_bytes
+        table = static[None, :] - static[:, None] + in_flight * self.stash.table + self.workspace_bytes
         if buffers:
             table += buffers * (self.boundary_bytes[None, :] + self.boundary_bytes[:, None])
         for size, members in self.copies:

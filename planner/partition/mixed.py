@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from ..basics import PerCall
-from ..graph import INCOMING, STASH, Content, StashPolicy
+from ..graph import INCOMING, REST, STASH, Content, StashPolicy
 from .chain import Chain, Cuts, Floats, _cheapest, bottleneck, link_seconds, trace
 from .stash_choice import StashChoice, choices
 
@@ -77,6 +77,8 @@ class _Priced:
         for content in contents:
             of_layers = chain.costs.input_bytes if content is INCOMING else content.bytes(chain.costs)
             found = found + _intervals(of_layers.astype(float))
+            if content in (STASH, REST):
+                found = found - chain.stash.inside
             if content is INCOMING:
                 found = found + chain.boundary_bytes[:, None]
         return found

@@ -7,6 +7,7 @@ Data, validated when it is made, and the files it comes from. Imports the basics
 from .cluster import Cluster, Link, NodeGroup
 from .family import ModelFamily, Point, choose_ways
 from .given_stages import Stages, merged, stages_of
+from .kept_twice import KeptTwice, twice_inside
 from .layer import Layer
 from .mean_speeds import at_speeds, compared, speed_notes
 from .model_graph import ModelGraph, SharedParameters, speeds_to_dict
@@ -35,6 +36,7 @@ __all__ = [
     "DeviceType",
     "EXPECTED",
     "FLUSH",
+    "KeptTwice",
     "Layer",
     "Link",
     "MOST_SLOWER",
@@ -68,4 +70,5 @@ __all__ = [
     "speed_notes",
     "speeds_to_dict",
     "steps_sent",
+    "twice_inside",
 ]

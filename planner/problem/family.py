@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ..basics import MOST_DEVICES, ModelError, listed, reading, refusing, shown, write_text
 from .cluster import Cluster
+from .kept_twice import between_sizes
 from .layer import Layer
 from .model_graph import ModelGraph
 
@@ -201,7 +202,8 @@ def _between(below: ModelGraph, above: ModelGraph, size: int) -> ModelGraph:
     """The model on the line through two others, at a micro-batch size between theirs."""
     weights = above.micro_batch_size - size, size - below.micro_batch_size
     layers = [_layer_between((a, b), weights) for a, b in zip(below.layers, above.layers, strict=True)]
-    return replace(below, layers=tuple(layers), micro_batch_size=size)
+    kept_twice = between_sizes(below.kept_twice, above.kept_twice, weights)
+    return replace(below, layers=tuple(layers), micro_batch_size=size, kept_twice=kept_twice)
 
 
 def _layer_between(ends: tuple[Layer, Layer], weights: tuple[int, int]) -> Layer:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..basics import WorkloadError, refusing, shown
+from .kept_twice import between_stages
 from .layer import Layer, Output
 from .model_graph import ModelGraph, SharedParameters
 from .stage_costs import StageCosts
@@ -59,6 +60,7 @@ def merged(model: ModelGraph, stages: Stages, roomy: bool = False) -> ModelGraph
         layers=tuple(layers),
         edges=tuple((names[a], names[b]) for a, b in edges),
         shared=_shared(model, home, names),
+        kept_twice=between_stages(model.kept_twice, home, names),
         named=tuple(((names[a], names[b]), told) for (a, b), told in edges.items() if set(told) != whole[a]),
     )
 

@@ -23,6 +23,7 @@ from ..basics import (
     shown,
     write_text,
 )
+from .kept_twice import KeptTwice, check_kept_twice, kept_twice_from, kept_twice_to_list
 from .layer import Layer, Output, layer_from_dict, layer_to_dict
 from .presets import KindSpeed
 
@@ -56,6 +57,7 @@ class ModelGraph:
             with what the ranks tell each other inside the layer. Empty: one rank computes a layer.
         speeds: of other kinds of devices than `device`.
         named: edges that carry some of their layer's outputs only, with the names of these.
+        kept_twice: what stashes have in common.
     """
 
     layers: tuple[Layer, ...]
@@ -67,6 +69,7 @@ class ModelGraph:
     ways: tuple[tuple[str, int], ...] = ()
     speeds: tuple[KindSpeed, ...] = ()
     named: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = ()
+    kept_twice: tuple[KeptTwice, ...] = ()
 
     def __post_init__(self) -> None:
         import networkx
@@ -86,6 +89,9 @@ class ModelGraph:
                     raise ModelError(f"edge {shown(source)} -> {shown(target)}: there is no layer {shown(end)}")
         self._check_named()
         self._check_shared(seen)
+        if self.kept_twice:
+            with refusing(ModelError):
+                check_kept_twice(self.kept_twice, {layer.name: layer for layer in self.layers}, set(self.edges))
         graph = networkx.DiGraph(self.edges)
         if not networkx.is_directed_acyclic_graph(graph):
             cycle = [edge[0] for edge in networkx.find_cycle(graph)]
@@ -239,6 +245,8 @@ class ModelGraph:
             content["device"] = self.device
         if self.shared:
             content["shared"] = [{"layers": list(g.layers), "bytes": g.bytes} for g in self.shared]
+        if self.kept_twice:
+            content["kept_twice"] = kept_twice_to_list(self.kept_twice)
         content |= {"ways": dict(self.ways)} if self.ways else {}
         return content | ({"speeds": speeds_to_dict(self.speeds)} if self.speeds else {})
 
@@ -267,6 +275,7 @@ class ModelGraph:
             tuple(reading.mapping(top.get("ways", {}), "ways", WAYS).items()),
             _speeds_from(top.get("speeds", {})),
             tuple((edge, names) for edge, names in edges.items() if names is not None),
+            kept_twice_from(top.get("kept_twice", [])),
         )
 
     def save(self, path: str | Path) -> None:
@@ -280,7 +289,10 @@ class ModelGraph:
             return cls.from_dict(reading.read_json(path))
 
 
-_KEYS = {"format", "version", "name", "micro_batch_size", "layers", "edges", "device", "shared", "ways", "speeds"}
+_KEYS = {
+    *("format", "version", "name", "micro_batch_size", "layers", "edges", "device", "shared", "ways", "speeds"),
+    "kept_twice",
+}
 
 
 def _edges_from(content: object) -> dict[tuple[str, str], tuple[str, ...] | None]:

@@ -29,9 +29,9 @@ class StageEdge(NamedTuple):
 class StageCosts:
     """Costs of every stage for one micro-batch: arrays of length `stages`; seconds at speed 1, bytes.
 
-    Times, parameters and stashes of a stage's layers add; workspace is their maximum. Times contain what their op costs
-    beside its layers, by `overhead`. `input_bytes` is the data
-    that a stage takes from outside the model, `kept_input_bytes` what its layers declare as input beyond that and
+    Times, parameters and stashes of a stage's layers add, but what two of them keep counts once; workspace is their
+    maximum. Times contain what their op costs beside its layers, by `overhead`. `input_bytes` is the data that a stage
+    takes from outside the model, `kept_input_bytes` what its layers declare as input beyond that and
     beyond the tensors that edges deliver: recompute keeps it. `tied_bytes` of `parameter_bytes` are shared with other
     stages, as `ties` say; `parameter_tensors` leaves those out. `trained_bytes` of the parameters are trained; what
     other stages train as well is not in `own_trained_bytes`. `inner_bytes`: the most between its layers at once, which
@@ -148,6 +148,10 @@ def _stage_costs(model: ModelGraph, stages: tuple[tuple[str, ...], ...], overhea
     def total(key: str, kind: type = np.int64) -> NDArray[np.float64]:
         return np.array([sum(getattr(x, key) for x in group) for group in members], dtype=kind)
 
+    twice = np.zeros((2, len(stages)), dtype=np.int64)
+    for pair in model.kept_twice:
+        if home[pair.first] == home[pair.second]:
+            twice[:, home[pair.first]] += (pair.bytes, pair.weight_bytes)
     trained = total("trained_bytes").astype(np.int64) - shared.double_trained
     edges = _stage_edges(model, home)
     around = _around(overhead, edges, len(stages))
@@ -162,8 +166,8 @@ def _stage_costs(model: ModelGraph, stages: tuple[tuple[str, ...], ...], overhea
         shared.tied_bytes,
         total("buffer_bytes").astype(np.int64),
         np.maximum(np.array(tensors, dtype=np.int64) - shared.extra_tensors, 0),
-        total("stash_bytes").astype(np.int64),
-        total("weight_stash_bytes").astype(np.int64),
+        total("stash_bytes").astype(np.int64) - twice[0],
+        total("weight_stash_bytes").astype(np.int64) - twice[1],
         np.array([max(x.workspace_bytes for x in group) for group in members], dtype=np.int64),
         _inner_bytes(model, home, members),
         _source_input_bytes(model, home, len(stages)),

@@ -33,8 +33,8 @@ def fill(c, w, ends, dev, again):
         w.forward[s] = (c.forward[b] - c.forward[a] + beside) / c.speed[d]
         w.inputs[s] = (c.inputs[b] - c.inputs[a] + beside + (0.0 if halves else weight)) / c.speed[d]
         w.weights[s] = (weight + c.aside) / c.speed[d] if halves else 0.0
-        stash = c.stash[b] - c.stash[a]
-        w.pending[s] = c.pending[b] - c.pending[a] if halves else 0.0
+        stash = c.stash[b] - c.unstashed[a]
+        w.pending[s] = c.pending[b] - c.unpending[a] if halves else 0.0
         w.stash[s] = max(stash, w.pending[s])
         w.left[d] -= c.static[b] - c.static[a]
         w.remake[s] = w.forward[s] if again[s] else 0.0

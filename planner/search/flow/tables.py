@@ -21,9 +21,9 @@ class Case(NamedTuple):
 
     Sums over the layers before each cut [layers + 1]: forward, inputs, weights (seconds of F, I and W at speed 1),
     single (layers whose backward cannot be split), stash, pending (bytes that F leaves, and of these I), static (bytes
-    that stay). boundary: bytes across each cut; incoming: what a stage that begins there keeps where its stash is made
-    again. around [layers + 1, layers + 1]: seconds at speed 1 that an F or a B of an interval takes beside its layers;
-    aside: a W.
+    that stay); unstashed, unpending: what is taken off for a stage that begins there. boundary: bytes across each cut;
+    incoming: what a stage that begins there keeps where its stash is made again. around [layers + 1, layers + 1]:
+    seconds at speed 1 that an F or a B of an interval takes beside its layers; aside: a W.
 
     speed, room [devices]: room has what workspace takes left out. lag, pace [devices, devices]: seconds of a message,
     and of each of its bytes. devices: those to be used. micro_batches: their number. remakes: whether stashes may be
@@ -35,7 +35,9 @@ class Case(NamedTuple):
     weights: Floats
     single: Ints
     stash: Floats
+    unstashed: Floats
     pending: Floats
+    unpending: Floats
     static: Floats
     boundary: Floats
     incoming: Floats
@@ -87,6 +89,7 @@ def case_of(chain: Chain, devices: Sequence[int], split: bool, remakes: bool = F
     costs, cluster, count = chain.costs, chain.problem.cluster, len(chain.problem.cluster)
     can = np.array(costs.separable, dtype=np.bool_) & split
     weights = np.where(can, costs.backward_weight_s, 0.0)
+    pending = chain.weight_stash(can)
     links = [[cluster.link(a, b) if a != b else None for b in range(count)] for a in range(count)]
     lag = [[0.0 if link is None else link.latency_s for link in row] for row in links]
     pace = [[0.0 if link is None else link.occupation_s(1) for link in row] for row in links]
@@ -97,8 +100,10 @@ def case_of(chain: Chain, devices: Sequence[int], split: bool, remakes: bool = F
         inputs=_sums(costs.backward_s - weights),
         weights=_sums(weights),
         single=_sums(~can).astype(np.int64),
-        stash=_sums(costs.stash_bytes),
-        pending=_sums(np.where(can, costs.weight_stash_bytes, 0)),
+        stash=chain.stash.ends,
+        unstashed=chain.stash.begins,
+        pending=pending.ends,
+        unpending=pending.begins,
         static=_sums(chain.held_bytes(1)),
         boundary=chain.boundary_bytes.astype(np.float64),
         incoming=np.maximum(chain.boundary_bytes, np.where(np.arange(len(chain) + 1) == 0, fed, 0)).astype(np.float64),

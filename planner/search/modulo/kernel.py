@@ -194,7 +194,7 @@ def hold_messages(c, dec, s, period, w):
         span(w, e, ended(w, e, end, period), w.starts[0, s + 1], size)
     i, k = j, dec[END, s + 1]
     if dec[POLICY, s + 1] != RECOMPUTE:
-        rest = size - min(size, c.stash[k] - c.stash[i])
+        rest = size - min(size, c.stash[k] - c.unstashed[i])
         span(w, e, w.starts[0, s + 1], w.starts[0, s + 1] + w.lasts[0, s + 1], rest)
     a, e = dec[REAR, s + 1], dec[REAR, s]
     begin = w.starts[1, s + 1] + w.lasts[2, s + 1]
@@ -214,7 +214,7 @@ def hold_stash(c, dec, s, period, w):
     a, b, p = dec[FRONT, s], dec[REAR, s], dec[POLICY, s]
     begin, end = w.starts[0, s], w.starts[0, s] + w.lasts[0, s]
     again, done = w.starts[1, s], w.starts[1, s] + w.lasts[1, s]
-    stash, left = c.stash[j] - c.stash[i], moved(c, dec, s)
+    stash, left = c.stash[j] - c.unstashed[i], moved(c, dec, s)
     span(w, a, begin, end, c.work[i, j] + (c.inner[i, j] if p == RECOMPUTE else 0.0))
     span(w, b, again, done, c.work[i, j])
     until = again if p == RECOMPUTE else done

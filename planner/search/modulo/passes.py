@@ -37,7 +37,7 @@ def moved(c, dec, s):
     first = dec[END, s - 1] if s else 0
     if dec[POLICY, s] == RECOMPUTE:
         return c.incoming[first, dec[END, s]]
-    return c.stash[dec[END, s]] - c.stash[first]
+    return c.stash[dec[END, s]] - c.unstashed[first]
 
 
 @inlined

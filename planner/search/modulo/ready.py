@@ -34,7 +34,7 @@ def warm() -> None:
     sums, square = np.arange(3, dtype=np.float64), np.zeros((3, 3))
     case = Case(
         forward=sums, backward=sums, inputs=sums, whole=np.zeros(3), around=square,
-        step=np.zeros((2, 3)), predict=np.zeros((2, 3)), stash=sums,
+        step=np.zeros((2, 3)), predict=np.zeros((2, 3)), stash=sums, unstashed=sums,
         owned=sums, lent=sums, trained=sums, boundary=np.zeros(3), work=square, incoming=square, inner=square,
         speed=np.ones(2), limit=np.full(2, 100, dtype=np.float64), node=np.zeros(2, dtype=np.int64), host=np.arange(2),
         host_pace=np.zeros(2), host_lag=np.zeros(2), pace=np.zeros((2, 2)), lag=np.zeros((2, 2)),

@@ -40,8 +40,9 @@ class Case(NamedTuple):
     backward is one op, of which all are where halves is 0; around [cuts, cuts]: of a pass of an interval of layers
     beside them. step, predict [devices, cuts]: seconds a micro-batch of STEPs, and of what forwards predict. stash,
     owned, lent, trained [cuts]: bytes of a stash; that stay where a backward runs, and where only a forward does; of
-    parameters that are trained. boundary [cuts]: bytes over each cut. work, incoming, inner [cuts, cuts]: bytes of
-    intervals of layers: workspace, what recomputation keeps, the largest tensor inside.
+    parameters that are trained; unstashed: what is taken off a stash for a stage that begins there. boundary [cuts]:
+    bytes over each cut. work, incoming, inner [cuts, cuts]: bytes of intervals of layers: workspace, what recomputation
+    keeps, the largest tensor inside.
     By device: speed, limit (bytes), node, host (number of its link), host_pace, host_lag (seconds a byte, latency).
     pace, lag [devices, devices]: the same of links. update: micro-batches. versions: 0: one, 1: as stale as a stage,
     2: as stale as the first one. predicts: 0 or 1. apart: most periods between the first and the last pass of a device.
@@ -55,6 +56,7 @@ class Case(NamedTuple):
     step: Floats
     predict: Floats
     stash: Floats
+    unstashed: Floats
     owned: Floats
     lent: Floats
     trained: Floats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,22 +45,20 @@ class Equal:
         """Of the layers up to each, what stays."""
         return np.concatenate([[0.0], np.cumsum(self.session.chain.held_bytes(len(self.groups)))])
 
-    @cached_property
-    def stash_bytes(self) -> Floats:
-        """Of the layers up to each, stashes of a micro-batch."""
-        return np.concatenate([[0.0], np.cumsum(self.session.chain.costs.stash_bytes)])
-
     def remake_s(self, policy: str) -> Floats:
         """Seconds of the recomputations of the layers up to each for a micro-batch on a device of speed 1."""
         row = stash_policy(policy)
         again = row.remake_s(self.session.chain.costs) if row.remade else 0 * self.session.chain.costs.forward_s
         return np.concatenate([[0.0], np.cumsum(again)])
 
-    @cached_property
-    def rest_bytes(self) -> Floats:
-        """Of the layers up to each, what selective recomputation keeps of the stashes of a micro-batch."""
-        costs = self.session.chain.costs
-        return np.concatenate([[0.0], np.cumsum(costs.stash_bytes - costs.selective_bytes)])
+    def stash_bytes(self, ends: Sequence[int]) -> Floats:
+        """Of the stages between these cuts, stashes of a micro-batch."""
+        return self.session.chain.stash.of_stages(ends)
+
+    def rest_bytes(self, ends: Sequence[int]) -> Floats:
+        """Of these, what selective recomputation keeps."""
+        before = np.concatenate([[0.0], np.cumsum(self.session.chain.costs.selective_bytes)])
+        return np.asarray(self.stash_bytes(ends) - np.diff(before[list(ends)]))
 
     @cached_property
     def limits(self) -> Floats:

@@ -45,6 +45,6 @@ def _affordable(session: Session, passes: int) -> float:
 def holds_all(session: Session, order: Order) -> bool:
     """Whether every device has room for its share of the parameters and for as many stashes of all layers as 1F1B."""
     chain = session.chain
-    stashes = int(chain.costs.stash_bytes.sum())
+    stashes = int(chain.stash.ends[-1])
     least = min(chain.limit(device) for device in order)
     return stashes + int(chain.static_bytes[0].sum()) // len(order) <= least

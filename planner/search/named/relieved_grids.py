@@ -42,7 +42,7 @@ class Relieved:
         """
         point, of = self.kept, self.kept.of
         ends = [0, *point.even, -1]
-        stashes = of.batches * np.bincount(point.places, np.diff(of.stash_bytes[ends]))
+        stashes = of.batches * np.bincount(point.places, of.stash_bytes(ends))
         state = point.state(point.even)
         held, lacks = point.bytes(point.even) - state, point.bytes(point.even) - of.limits
         if not (self.unfit or (lacks > 0).any()) or (state > of.limits).any():
@@ -56,7 +56,7 @@ class Relieved:
             return math.inf
         again_s = again * forward
         if SELECTIVE in self.allowed:  # first what takes least time; what it drops is not dropped by the other
-            kept = of.batches * np.bincount(point.places, np.diff(of.rest_bytes[ends]))
+            kept = of.batches * np.bincount(point.places, of.rest_bytes(ends))
             partly = np.bincount(point.places, np.diff(of.remake_s(SELECTIVE)[ends]) / point.speeds)
             share = np.minimum(1.0, again * stashes / np.maximum(stashes - kept, 1.0))
             whole = np.maximum(0.0, 1 - (1 - again) * stashes / np.maximum(kept, 1.0))

@@ -91,9 +91,9 @@ class Point:
         where stages are folded; cheap."""
         size, ends = len(self.of), [0, *cuts, -1]
         flying = 2 * np.ones(size) if self.folded else (self.chunks - 1) * size + np.arange(size, 0, -1)
-        left = {KEEP: self.of.stash_bytes, SELECTIVE: self.of.rest_bytes}.get(self.policy, 0 * self.of.stash_bytes)
+        left = {KEEP: self.of.stash_bytes, SELECTIVE: self.of.rest_bytes}.get(self.policy)
         one = np.full(size, math.inf)
-        np.minimum.at(one, self.places, np.diff(left[ends]))
+        np.minimum.at(one, self.places, left(ends) if left else np.zeros(len(ends) - 1))
         return np.asarray(self.state(cuts) + np.minimum(flying, self.of.batches * self.chunks) * one)
 
     def state(self, cuts: Cuts) -> Floats:
@@ -161,7 +161,7 @@ class Point:
         ends = [0, *cuts, -1]
         way_s = (np.diff(self.of.forward_s[ends]) + np.diff(self.of.input_s[ends])) / self.speeds
         stay_s = way_s[::-1].cumsum()[::-1]
-        area = self.of.batches * np.bincount(self.places, np.diff(self.of.stash_bytes[ends]) * stay_s)
+        area = self.of.batches * np.bincount(self.places, self.of.stash_bytes(ends) * stay_s)
         room, some = self.of.limits - self.state(cuts), area > 0
         return float((area[some] / room[some]).max(initial=0.0)) if (room[some] > 0).all() else math.inf
 

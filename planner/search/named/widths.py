@@ -364,7 +364,7 @@ def expected_s(problem: Problem, space: SearchSpace) -> float:
     """
     chain, everything = Chain.of(problem), (tuple(range(len(problem.cluster))),)
     forward_s, work_s = chain.costs.forward_s.sum(), (chain.costs.forward_s + chain.costs.backward_s).sum()
-    stashes = float(chain.costs.stash_bytes.sum())
+    stashes = float(chain.stash.ends[-1])
     found = []
     for groups in (everything, *splits(problem, space)):
         used = _used(problem, groups)

@@ -189,7 +189,7 @@ class Chains:
         """Memory that stashes of an interval take where its forwards run, weights included."""
         if math.isinf(period) or stash_policy(choice.stash).remade:
             return self.weights
-        return np.asarray(self.weights + self._before(self._flying(period, choice)[0] * self.chain.costs.stash_bytes))
+        return np.asarray(self.weights + self._before(self._flying(period, choice)[0] * self.chain.stash.added))
 
     def _least_bytes(self) -> tuple[Floats, Floats]:
         """Memory that a device cannot do without that runs forwards only, or backwards: one layer at a time."""
@@ -214,7 +214,7 @@ class Chains:
         elif choice.early >= 1:
             left = self._largest(costs.stash_bytes.astype(float))
         else:
-            left = self._before(self._flying(period, choice)[0] * costs.stash_bytes)
+            left = self._before(self._flying(period, choice)[0] * self.chain.stash.added)
         return np.asarray(self.weights + self._sent + self._of(self.x.held) + self._of(self.x.workspace) + left)
 
     def _backward_bytes(self, period: float, choice: Crossing) -> Floats:
@@ -232,7 +232,7 @@ class Chains:
         elif row.remade:
             kept = np.append(flying, 1.0)[self.at][:, None] * self._of(self.x.incoming) + stash
         else:
-            kept = self._before(self._flying(period, choice)[1] * costs.stash_bytes)
+            kept = self._before(self._flying(period, choice)[1] * self.chain.stash.added)
         return np.asarray(self._of(self.x.fixed) + self._sent + held + kept, dtype=np.float64)
 
     def reach(self, period: float) -> Reach | None:

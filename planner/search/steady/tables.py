@@ -73,7 +73,7 @@ class Intervals:
             _sums(costs.backward_s) + chain.around_s,
             _sums(costs.own_trained_bytes.astype(float)),
             _held(chain),
-            _sums(costs.stash_bytes.astype(float)),
+            chain.stash.table,
             chain.workspace_bytes,
             _incoming(chain.problem, costs, chain),
             chain.bytes(0, 0, 2 if replicated else 1),

@@ -11,6 +11,9 @@ from torch import Tensor
 from ...models import LayeredModel, Piece
 from ...models.wiring import DATA, Carried, Inputs, Part, Value, tensors_of
 
+WORKSPACES = ("workspace_bytes", *(f"{op}_workspace_bytes" for op in ("forward", "remake", "backward", "input")))
+"""What tensors that pass a layer by count in: for a W there are none any more."""
+
 
 class Kept(NamedTuple):
     """Which of several tensors are in a layer's stash, whatever is dropped of it, and in what it holds from I to W."""
@@ -131,4 +134,5 @@ class Between:
             takers = [taker for taker in self._takers(value) if taker != start]
             for number in range(start + 1, max(takers, default=0)):
                 own = value.layer == DATA and (value in first or number in takers)
-                self._entries[number]["workspace_bytes"] += 0 if own else size
+                for key in WORKSPACES:
+                    self._entries[number][key] += 0 if own else size

@@ -201,14 +201,14 @@ class LayerRun:
             **({"selective_bytes": self.program.selective_bytes} if self.program.selective_bytes else {}),
             "output_bytes": sizes.output,
             "input_bytes": sum(x.nbytes for x in self.xs),
-            "workspace_bytes": self._workspace(sizes),
+            **self._workspaces(sizes),
             "buffer_bytes": unique_bytes(self.buffers.values()),
             "parameter_shapes": [list(tensor.shape) for tensor in parameters],
         }
 
-    def _workspace(self, sizes: _Bytes) -> int:
+    def _workspaces(self, sizes: _Bytes) -> dict[str, int]:
         """Transient bytes: of F beyond output and stash, if it leaves one; of R beyond the stash; of B, I and W
-        beyond what they consume or leave.
+        beyond what they consume or leave; and the same of each with what `workspace_bytes` leaves out for the stage.
 
         Inside a stage nobody else counts the tensors between layers: an unsaved input, and the target beside it,
         count in F and R, any input, and the target, in an F that saves nothing, the gradients on both sides of the
@@ -225,7 +225,15 @@ class LayerRun:
         backward = sizes.backward_peak - own_stash + gradients
         own_held = sizes.weight_stash - sizes.borrowed
         halves = [sizes.input_peak - max(own_stash, own_held) + gradients, sizes.weight_peak - sizes.weight_stash]
-        return max(forward, forward_only, remake, backward, *halves, 0)
+        alone = (self.awaiting if self.program.saves_input else given) - own_stash
+        return {
+            "workspace_bytes": max(forward, forward_only, remake, backward, *halves, 0),
+            "forward_workspace_bytes": max(0, sizes.forward_peak + alone),
+            "remake_workspace_bytes": max(0, sizes.remake_peak + alone),
+            "backward_workspace_bytes": max(0, backward),
+            "input_workspace_bytes": max(0, sizes.input_peak - own_stash + gradients),
+            "weight_workspace_bytes": max(0, halves[1]),
+        }
 
     def _forward(self) -> tuple[Carried, Any]:
         return self.program.forward(self.parameters, self.buffers, self.x, self.target, seed=0)

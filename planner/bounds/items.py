@@ -101,7 +101,8 @@ class Asked:
     def _running(self) -> list[tuple[int, int]]:
         """Bytes besides the stash while F, and while B or I, of a stage runs (planner.memory)."""
         costs = self.candidate.costs
-        first, second = costs.workspace_bytes.tolist(), costs.workspace_bytes.tolist()
+        first = costs.workspaces.forward.tolist()
+        second = np.minimum(costs.workspaces.backward, costs.workspaces.inputs).tolist()
         for producer, consumer, size in costs.edges:
             first[producer] += size
             second[producer] += size

@@ -144,7 +144,7 @@ class _Ready:
     def needed_bytes(self, stage: int, left: int) -> int:
         """Bytes that must be free to leave so many."""
         costs = self.timeline.costs
-        return max(left - int(costs.incoming_bytes[stage]), 0) + int(costs.workspace_bytes[stage])
+        return max(left - int(costs.incoming_bytes[stage]), 0) + int(costs.workspaces.forward[stage])
 
     @cached_property
     def pipeline_of(self) -> dict[int, int]:

@@ -6,6 +6,8 @@ posted at one time takes place in list order: a message that leaves makes room f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ..graph import (
@@ -14,6 +16,7 @@ from ..graph import (
     Ops,
     StageCosts,
     Structured,
+    beside_bytes,
     predict_workspace,
     stash_policies,
     static_bytes,
@@ -52,10 +55,9 @@ def memory_events(
 def _compute_events(events: Events, plan: Structured, costs: StageCosts) -> None:
     ops = events.jobs.ops
     if costs.workspace_bytes.any():
-        work = ops.where(Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
-        space = costs.workspace_bytes[ops.stage[work]]
-        events.start(work, space, WORKSPACE)
-        events.finish(work, -space, WORKSPACE)
+        for work, space in _workspaces(plan, costs, ops):
+            events.start(work, space, WORKSPACE)
+            events.finish(work, -space, WORKSPACE)
     for kind, workspace in ((Kind.STEP, step_workspace), (Kind.PREDICT, predict_workspace)):
         running = ops.where(kind)
         space = workspace(plan)[ops.stage[running]] if len(running) else running
@@ -73,6 +75,18 @@ def _compute_events(events: Events, plan: Structured, costs: StageCosts) -> None
         events.finish(weights, -costs.weight_stash_bytes[ops.stage[weights]], STASH)
 
 
+def _workspaces(plan: Structured, costs: StageCosts, ops: Ops) -> Iterator[tuple[Ints, Ints]]:
+    """Compute ops and their workspaces, those of forwards as if they left whole stashes."""
+    work, again = costs.workspaces, ops.where(Kind.R)
+    of_kinds = ((Kind.F, work.forward), (Kind.B, work.backward), (Kind.I, work.inputs), (Kind.W, work.weights))
+    for kind, space in of_kinds:
+        running = ops.where(kind)
+        yield running, space[ops.stage[running]]
+    if len(again):
+        stage, partly = ops.stage[again], Homes.of(plan, ops.width).partly(ops, again)
+        yield again, np.where(partly, costs.workspace_bytes[stage], work.remake[stage])
+
+
 def _made_events(events: Events, plan: Structured, costs: StageCosts) -> None:
     """What forwards leave: a stash, or what an R makes it from again, in which case the R makes the rest."""
     ops = events.jobs.ops
@@ -88,8 +102,8 @@ def _made_events(events: Events, plan: Structured, costs: StageCosts) -> None:
     events.start(kept, extra, MESSAGE)
     remade = ops.at(ops.table(Kind.R), kept)
     events.start(remade[remade >= 0], -extra[remade >= 0], MESSAGE)
-    for which, beside in ((kept, costs.inner_bytes), (forward[partial], costs.dropped_bytes)):
-        size = beside[ops.stage[which]]
+    for which, part in ((kept, False), (forward[partial], True)):
+        size = beside_bytes(costs, part)[ops.stage[which]]
         events.start(which, size, WORKSPACE)
         events.finish(which, -size, WORKSPACE)
     rest = homes.partly(ops, again)

@@ -198,7 +198,11 @@ class StashPolicy:
         """
         if not self.remade:
             return 0 * costs.inner_bytes
-        return costs.dropped_bytes if self.partial else costs.inner_bytes
+        return beside_bytes(costs, self.partial)
+
+    def again_bytes(self, costs: StageCosts) -> NDArray[np.int64]:
+        """Workspace of an R of every stage."""
+        return costs.workspace_bytes if self.partial else costs.workspaces.remake
 
     def moved_bytes(self, costs: StageCosts) -> NDArray[np.int64]:
         """Bytes of every stage that leave the device, weights apart."""
@@ -291,6 +295,13 @@ def _texts() -> list[str]:
 def ship_target(text: str) -> int | None:
     """The device that a policy's text names; None where it names none. Raises PlanError for what is no policy."""
     return int(text.rpartition(">")[2]) if stash_policy(text).names_device else None
+
+
+def beside_bytes(costs: StageCosts, partial: bool) -> NDArray[np.int64]:
+    """Bytes that a forward takes beside one that leaves a whole stash: it leaves what an R makes that, or a part,
+    from."""
+    between = costs.dropped_bytes if partial else costs.inner_bytes
+    return between + costs.workspace_bytes - costs.workspaces.forward
 
 
 def register(row: StashPolicy) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..basics import MOST_DEVICES, ModelError, listed, reading, refusing, shown, write_text
 from .cluster import Cluster
 from .kept_twice import between_sizes
-from .layer import Layer
+from .layer import WORKSPACES, Layer
 from .model_graph import ModelGraph
 
 Ways = tuple[tuple[str, int], ...]
@@ -31,6 +31,7 @@ _BYTES = (
     "workspace_bytes",
     "buffer_bytes",
     "trainable_bytes",
+    *WORKSPACES,
 )
 _DROPPED = "selective_bytes"
 

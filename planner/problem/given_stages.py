@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..basics import WorkloadError, refusing, shown
 from .kept_twice import between_stages
-from .layer import Layer, Output
+from .layer import WORKSPACES, Layer, Output
 from .model_graph import ModelGraph, SharedParameters
 from .stage_costs import StageCosts
 from .workload import Cut
+from .workspaces import inner_workspaces
 
 Stages = tuple[tuple[str, ...], ...]
 
@@ -52,7 +54,7 @@ def merged(model: ModelGraph, stages: Stages, roomy: bool = False) -> ModelGraph
     layers = []
     for number, stage in enumerate(stages):
         members = [model.layers[model.index[name]] for name in stage]
-        layer = _layer(costs, number, members, sent[number], roomy)
+        layer = replace(_layer(costs, number, members, sent[number], roomy), **_workspaces(model, stage))
         unsent = 0 if sent[number] else sum(x.output_bytes for x in members if x.name not in feeding)
         layers.append(replace(layer, output_bytes=layer.output_bytes + unsent))
     return replace(
@@ -89,6 +91,13 @@ def _layer(costs: StageCosts, number: int, members: Sequence[Layer], outputs: tu
         selective_bytes=int(costs.selective_bytes[number]),
         selective_s=float(costs.selective_s[number]),
     )
+
+
+def _workspaces(model: ModelGraph, stage: Sequence[str]) -> dict[str, Any]:
+    """Of a stage's kinds of ops, where all of its layers say theirs."""
+    order = [model.layers[model.index[name]] for name in sorted(stage, key=model.rank.__getitem__)]
+    found = inner_workspaces(order, model.kept_twice)
+    return {} if found is None else dict(zip(WORKSPACES, found, strict=True))
 
 
 Sent = dict[int, tuple[Output, ...]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from math import prod
 from typing import Any, NamedTuple
 
-from ..basics import MOST_BYTES, MOST_NAME, MOST_SECONDS, ModelError, reading, refusing, shown
+from ..basics import MOST_BYTES, MOST_NAME, MOST_SECONDS, ModelError, listed, reading, refusing, shown
 
 
 class Output(NamedTuple):
@@ -15,6 +15,16 @@ class Output(NamedTuple):
     name: str
     bytes: int
     gradient: bool = True
+
+
+class Workspaces(NamedTuple):
+    """By kind of op: bytes of F that leaves a whole stash, R that makes one, B, I and W beside what stays there."""
+
+    forward: int
+    remake: int
+    backward: int
+    inputs: int
+    weights: int
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,10 @@ class Layer:
         output_bytes: the tensor sent on, or all of `outputs`; its gradient has the same size.
         input_bytes: what recompute keeps and what a first stage receives; None: the predecessors' output.
         workspace_bytes: transient memory of the running op beyond stash, received and sent tensors.
+        forward_workspace_bytes, remake_workspace_bytes, backward_workspace_bytes, input_workspace_bytes,
+            weight_workspace_bytes: all that F (where the whole stash is left), R (of all of it), B, I and W take beside
+            the stash, or W what is left for it: outputs, gradients on both sides and unsaved inputs as well. All of
+            them or none; without, `workspace_bytes` speaks for every op.
         buffer_bytes: persistent state that is not trained (BatchNorm statistics, masks).
         parameter_shapes: shapes of the parameter tensors where known, for the fingerprint.
         trainable_bytes: of the parameters, those that are trained; the others are frozen and have neither gradients nor
@@ -59,11 +73,22 @@ class Layer:
     selective_bytes: int = 0
     selective_s: float = 0.0
     compiled: bool = False
+    forward_workspace_bytes: int | None = None
+    remake_workspace_bytes: int | None = None
+    backward_workspace_bytes: int | None = None
+    input_workspace_bytes: int | None = None
+    weight_workspace_bytes: int | None = None
 
     @property
     def trained_bytes(self) -> int:
         """Bytes of the parameters that are trained."""
         return self.parameter_bytes if self.trainable_bytes is None else self.trainable_bytes
+
+    @property
+    def workspaces(self) -> Workspaces | None:
+        """Of every kind of op, where it is known."""
+        found = [getattr(self, key) for key in WORKSPACES]
+        return None if None in found else Workspaces(*found)
 
     @property
     def total_bytes(self) -> int:
@@ -90,6 +115,9 @@ class Layer:
             if self.trainable_bytes is not None:
                 reading.whole(self.trainable_bytes, "trainable_bytes", where, most=MOST_BYTES)
             reading.whole(self.selective_bytes, "selective_bytes", where, most=MOST_BYTES)
+            for key in WORKSPACES:
+                if getattr(self, key) is not None:
+                    reading.whole(getattr(self, key), key, where, most=MOST_BYTES)
             reading.number(self.selective_s, "selective_s", where, MOST_SECONDS)
             self._check_outputs(where)
         if not isinstance(self.compiled, bool):
@@ -99,6 +127,9 @@ class Layer:
                 f"{where}: trainable_bytes must be at most parameter_bytes, {self.parameter_bytes}, "
                 f"got {self.trained_bytes}"
             )
+        absent = [key for key in WORKSPACES if getattr(self, key) is None]
+        if 0 < len(absent) < len(WORKSPACES):
+            raise ModelError(f"{where}: has no {absent[0]}, but others: all of {listed(list(WORKSPACES))}, or none")
         if self.selective_bytes > self.stash_bytes:
             raise ModelError(
                 f"{where}: selective_bytes must be at most stash_bytes, {self.stash_bytes}, got {self.selective_bytes}"
@@ -115,6 +146,13 @@ class Layer:
             raise ModelError(f"{where}: its outputs have {total} bytes, output_bytes says {self.output_bytes}")
 
 
+WORKSPACES = (
+    "forward_workspace_bytes",
+    "remake_workspace_bytes",
+    "backward_workspace_bytes",
+    "input_workspace_bytes",
+    "weight_workspace_bytes",
+)
 _MOST_DIMENSIONS = 64  # of a tensor, in torch
 _TIMES = ("forward_s", "backward_input_s", "backward_weight_s")
 _SIZES = (
@@ -147,6 +185,8 @@ def layer_to_dict(layer: Layer) -> dict[str, Any]:
         content["trainable_bytes"] = layer.trainable_bytes
     if layer.selective_bytes or layer.selective_s:
         content |= {"selective_bytes": layer.selective_bytes, "selective_s": layer.selective_s}
+    if layer.workspaces is not None:
+        content |= dict(zip(WORKSPACES, layer.workspaces, strict=True))
     if layer.compiled:
         content["compiled"] = True
     if layer.outputs:
@@ -178,7 +218,7 @@ def layer_from_dict(entry: object, position: int) -> Layer:
         values["outputs"] = _outputs_from(values["outputs"], where)
         values.setdefault("output_bytes", sum(output.bytes for output in values["outputs"]))
     layer = Layer(**values)
-    optional = ("input_bytes", "trainable_bytes", "selective_bytes")
+    optional = ("input_bytes", "trainable_bytes", "selective_bytes", *WORKSPACES)
     whole = {k: int(getattr(layer, k)) for k in (*_SIZES, *optional) if getattr(layer, k) is not None}
     return Layer(**(values | whole))
 

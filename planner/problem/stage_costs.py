@@ -11,6 +11,7 @@ from .layer import Layer
 from .model_graph import ModelGraph
 from .overhead import NO_OVERHEAD, Overhead
 from .ties import Shared, StageTie
+from .workspaces import stage_workspaces
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,17 +26,28 @@ class StageEdge(NamedTuple):
     bytes: int
 
 
+class OpWorkspaces(NamedTuple):
+    """Bytes of every stage beyond stash, received and sent tensors: of F that leaves a whole stash, R that makes one,
+    B, I and W. Where a forward leaves less, or an R makes a part, it is `StageCosts.workspace_bytes`."""
+
+    forward: NDArray[np.int64]
+    remake: NDArray[np.int64]
+    backward: NDArray[np.int64]
+    inputs: NDArray[np.int64]
+    weights: NDArray[np.int64]
+
+
 @dataclass(frozen=True)
 class StageCosts:
     """Costs of every stage for one micro-batch: arrays of length `stages`; seconds at speed 1, bytes.
 
     Times, parameters and stashes of a stage's layers add, but what two of them keep counts once; workspace is their
-    maximum. Times contain what their op costs beside its layers, by `overhead`. `input_bytes` is the data that a stage
-    takes from outside the model, `kept_input_bytes` what its layers declare as input beyond that and
-    beyond the tensors that edges deliver: recompute keeps it. `tied_bytes` of `parameter_bytes` are shared with other
-    stages, as `ties` say; `parameter_tensors` leaves those out. `trained_bytes` of the parameters are trained; what
-    other stages train as well is not in `own_trained_bytes`. `inner_bytes`: the most between its layers at once, which
-    a forward that leaves no stash holds beside all else. `selective_bytes` of the stash are dropped by selective
+    maximum, or less: `workspaces`. Times contain what their op costs beside its layers, by `overhead`. `input_bytes` is
+    the data that a stage takes from outside the model, `kept_input_bytes` what its layers declare as input beyond that
+    and beyond the tensors that edges deliver: recompute keeps it. `tied_bytes` of `parameter_bytes` are shared with
+    other stages, as `ties` say; `parameter_tensors` leaves those out. `trained_bytes` of the parameters are trained;
+    what other stages train as well is not in `own_trained_bytes`. `inner_bytes`: the most between its layers at once,
+    which a forward that leaves no stash holds beside all else. `selective_bytes` of the stash are dropped by selective
     recomputation and made again in `selective_s`, an R's overhead included; `dropped_bytes`: the most of any one layer.
     """
 
@@ -52,6 +64,7 @@ class StageCosts:
     stash_bytes: NDArray[np.int64]
     weight_stash_bytes: NDArray[np.int64]
     workspace_bytes: NDArray[np.int64]
+    workspaces: OpWorkspaces
     inner_bytes: NDArray[np.int64]
     input_bytes: NDArray[np.int64]
     kept_input_bytes: NDArray[np.int64]
@@ -169,6 +182,7 @@ def _stage_costs(model: ModelGraph, stages: tuple[tuple[str, ...], ...], overhea
         total("stash_bytes").astype(np.int64) - twice[0],
         total("weight_stash_bytes").astype(np.int64) - twice[1],
         np.array([max(x.workspace_bytes for x in group) for group in members], dtype=np.int64),
+        _workspaces(model, members, edges),
         _inner_bytes(model, home, members),
         _source_input_bytes(model, home, len(stages)),
         _kept_input_bytes(model, home, len(stages)),
@@ -232,6 +246,18 @@ def _inner_bytes(model: ModelGraph, home: dict[str, int], members: list[list[Lay
             change[max(place[target] for target in targets)] -= size
         most[stage] = max(np.cumsum(change).max(), 0)
     return most
+
+
+def _workspaces(model: ModelGraph, members: list[list[Layer]], edges: tuple[StageEdge, ...]) -> OpWorkspaces:
+    import numpy as np
+
+    found = []
+    for stage, group in enumerate(members):
+        taken = sum(edge.bytes for edge in edges if edge.consumer == stage)
+        given = sum(edge.bytes for edge in edges if edge.producer == stage)
+        order = sorted(group, key=lambda layer: model.rank[layer.name])
+        found.append(stage_workspaces(order, model.kept_twice, taken, given))
+    return OpWorkspaces(*np.array(found, dtype=np.int64).T)
 
 
 def _source_input_bytes(model: ModelGraph, home: dict[str, int], count: int) -> NDArray[np.int64]:

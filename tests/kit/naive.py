@@ -15,6 +15,7 @@ from itertools import count, product
 from typing import Any, NamedTuple
 
 from contraflow.planner.plan import COLLECTIVES, COMPUTE, COPIES, IN_LINE, Kind, Op, Plan
+from contraflow.planner.problem.layer import Layer
 from contraflow.planner.problem.stage_costs import StageCosts
 from contraflow.planner.problem.weight_policy import FLUSH, WEIGHT_POLICIES
 from contraflow.planner.problem.workload import STEP_COUNTERS
@@ -427,7 +428,7 @@ class Account:
                 assert user is not None
                 yield place, self.tasks[key].start_s, self.moved(op), user[1]
             elif op.kind in (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W):
-                work = int(costs.workspace_bytes[s])
+                work = self._workspace(op)
                 inner = int(costs.inner_bytes[s]) if op.kind is Kind.F and self.remade(op) else 0
                 if op.kind is Kind.F and self.policy(op) == "selective":  # until its layer has run
                     inner = max(self.plan.problem.model.layers[k].selective_bytes for k in self._layers(s))
@@ -435,6 +436,41 @@ class Account:
                 yield place, 1, -work - inner, -1
                 for end, size in self._pass(op):
                     yield place, end, size, -1
+
+    def _workspace(self, op: Op) -> int:
+        """The largest of the stage's layers'. Where they say more than that and all is stashed: what is there while a
+        layer runs, beyond the whole stash and the tensors at the stage's ends."""
+        model, policy = self.plan.problem.model, self.policy(op)
+        order = sorted(self._layers(op.stage), key=model.topological.index)
+        layers = [model.layers[k] for k in order]
+        known = all(layer.forward_workspace_bytes is not None for layer in layers)
+        if not known or (op.kind is Kind.F and self.remade(op)) or (op.kind is Kind.R and policy == "selective"):
+            return max(layer.workspace_bytes for layer in layers)
+        into, out = (sum(e.bytes for e in self.costs.edges if e[end] == op.stage) for end in (1, 0))
+        stash, held = int(self.costs.stash_bytes[op.stage]), int(self.costs.weight_stash_bytes[op.stage])
+        most = 0
+        for ran in range(1, len(layers) + 1):
+            own, there = layers[ran - 1], self._kept(layers[:ran], "stash_bytes", "bytes")
+            if op.kind is Kind.F:
+                needed = there + own.forward_workspace_bytes - out
+            elif op.kind is Kind.R:
+                given = own.forward_workspace_bytes if ran < len(layers) else 0
+                needed = there + max(given, own.remake_workspace_bytes)
+            elif op.kind is Kind.B:
+                needed = there + own.backward_workspace_bytes - into - out
+            elif op.kind is Kind.I:
+                later = held - self._kept(layers[:ran], "weight_stash_bytes", "weight_bytes")
+                needed = there + later + own.input_workspace_bytes - into - out - max(0, held - stash)
+            else:
+                needed = stash + own.weight_workspace_bytes
+            most = max(most, needed - stash)
+        return most
+
+    def _kept(self, layers: list[Layer], key: str, twice: str) -> int:
+        """Bytes that these layers keep of a micro-batch, every tensor once."""
+        names = {layer.name for layer in layers}
+        pairs = (p for p in self.plan.problem.model.kept_twice if {p.first, p.second} <= names)
+        return int(sum(getattr(layer, key) for layer in layers) - sum(getattr(pair, twice) for pair in pairs))
 
     def _layers(self, s: int) -> list[int]:
         return [self.plan.problem.model.index[name] for name in self.plan.stages[s]]

@@ -143,8 +143,9 @@ class _Builder:
 def stash_bytes(candidate: Candidate, split: Sequence[bool]) -> list[Stash]:
     """Bytes of every stage (see planner.forecast)."""
     costs = candidate.costs
-    workspace = costs.workspace_bytes.tolist()
-    forward, backward = list(workspace), list(workspace)
+    work = costs.workspaces
+    forward = work.forward.tolist()
+    backward = [int((work.inputs if halves else work.backward)[s]) for s, halves in enumerate(split)]
     for producer, consumer, size in costs.edges:
         forward[producer] += size
         backward[producer] += size
@@ -156,7 +157,7 @@ def stash_bytes(candidate: Candidate, split: Sequence[bool]) -> list[Stash]:
             held=half[s] if split[s] else whole[s],
             forward=forward[s],
             backward=backward[s],
-            weight=workspace[s],
+            weight=int(work.weights[s]),
         )
         for s in range(len(whole))
     ]

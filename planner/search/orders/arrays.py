@@ -167,8 +167,8 @@ def _bytes(
     """By op type, the most bytes an op holds beside what is live, and what it leaves (see planner.memory)."""
     costs, stage = candidate.costs, units.stage
     kept, stash = _stashes(costs, units)
-    later, work = costs.weight_stash_bytes[stage], costs.workspace_bytes[stage]
-    forward, backward = costs.workspace_bytes.copy(), costs.workspace_bytes.copy()
+    later, work = costs.weight_stash_bytes[stage], costs.workspaces
+    forward, backward = work.forward.copy(), 0 * work.backward
     for producer, consumer, size in costs.edges:
         forward[producer] += size
         backward[producer] += size
@@ -176,9 +176,12 @@ def _bytes(
     change = np.where(halves, later - stash, -stash)
     nothing = np.zeros(len(stage), dtype=np.int64)
     delta = [kept, change, np.where(halves, -later, 0), np.where(remade, stash - kept, 0), -stash, stash]
-    again = np.where(remade, np.maximum(stash - kept, 0), 0) + work
-    inner = _of_policies(units, {policy: stash_policy(policy).beside_bytes(costs) for policy in set(units.policy)})
-    need = [kept + forward[stage] + inner, np.maximum(change, 0) + backward[stage], work, again, nothing, stash]
+    rows = {policy: stash_policy(policy) for policy in set(units.policy)}
+    again = np.where(remade, np.maximum(stash - kept, 0), 0)
+    again = again + _of_policies(units, {policy: row.again_bytes(costs) for policy, row in rows.items()})
+    inner = _of_policies(units, {policy: row.beside_bytes(costs) for policy, row in rows.items()})
+    back = np.maximum(change, 0) + np.where(halves, work.inputs[stage], work.backward[stage]) + backward[stage]
+    need = [kept + forward[stage] + inner, back, work.weights[stage], again, nothing, stash]
     return np.concatenate(need).astype(np.int64), np.concatenate(delta).astype(np.int64)
 
 

@@ -69,7 +69,7 @@ def _seconds(candidate: Candidate) -> Floats:
 def _bytes(candidate: Candidate) -> tuple[Ints, Ints]:
     """What ops of every type take at their start, and change at their end (`forecast/memory.py`)."""
     costs, count = candidate.costs, len(candidate.stages)
-    stash, later, work, fed = costs.stash_bytes, costs.weight_stash_bytes, costs.workspace_bytes, costs.input_bytes
+    stash, later, work, fed = costs.stash_bytes, costs.weight_stash_bytes, costs.workspaces, costs.input_bytes
     leaving, coming, inside, rest = (np.zeros(count, dtype=np.int64) for _ in range(4))
     for producer, consumer, size in costs.edges:
         leaving[producer] += size
@@ -78,14 +78,14 @@ def _bytes(candidate: Candidate) -> tuple[Ints, Ints]:
         rest[consumer] += size - min(size, int(stash[consumer]))
     inside, rest = inside + np.minimum(fed, stash), rest + fed - np.minimum(fed, stash)
     take, drop = np.zeros((TYPES, count), dtype=np.int64), np.zeros((TYPES, count), dtype=np.int64)
-    take[F], drop[F] = stash + work + leaving + fed - inside, -work - rest
-    take[REMADE_F] = costs.kept_input_bytes + costs.inner_bytes + work + leaving + fed
-    drop[REMADE_F] = -costs.inner_bytes - work
-    take[R], drop[R] = stash + work - costs.kept_input_bytes - inside, -work - rest
-    take[B], drop[B] = work + coming, -work - stash - leaving
-    take[HALF] = work + coming + np.maximum(later - stash, 0)
-    drop[HALF] = -work - leaving + np.minimum(later - stash, 0)
-    take[W], drop[W] = work, -work - later
+    take[F], drop[F] = stash + work.forward + leaving + fed - inside, -work.forward - rest
+    alone = costs.inner_bytes + costs.workspace_bytes
+    take[REMADE_F], drop[REMADE_F] = costs.kept_input_bytes + alone + leaving + fed, -alone
+    take[R], drop[R] = stash + work.remake - costs.kept_input_bytes - inside, -work.remake - rest
+    take[B], drop[B] = work.backward + coming, -work.backward - stash - leaving
+    take[HALF] = work.inputs + coming + np.maximum(later - stash, 0)
+    drop[HALF] = -work.inputs - leaving + np.minimum(later - stash, 0)
+    take[W], drop[W] = work.weights, -work.weights - later
     return take, drop
 
 

@@ -110,7 +110,8 @@ def lacks_least(candidate: Candidate) -> int:
     allowed = limits(candidate.problem)
     for s, policy in enumerate(candidate.stash[0]):
         here, there = pipeline.forward[s], pipeline.backward[s]
-        held = int(costs.workspace_bytes[s] + costs.stash_bytes[s])
-        forward = int(costs.workspace_bytes[s]) if stash_policy(policy).remade else held
+        held = int(costs.workspaces.backward[s] + costs.stash_bytes[s])
+        made = int(costs.workspaces.forward[s] + costs.stash_bytes[s])
+        forward = int(costs.workspace_bytes[s]) if stash_policy(policy).remade else made
         worst = max(worst, static[here] + forward - allowed[here], static[there] + held - allowed[there])
     return worst

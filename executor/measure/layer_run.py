@@ -225,7 +225,7 @@ class LayerRun:
         backward = sizes.backward_peak - own_stash + gradients
         own_held = sizes.weight_stash - sizes.borrowed
         halves = [sizes.input_peak - max(own_stash, own_held) + gradients, sizes.weight_peak - sizes.weight_stash]
-        alone = (self.awaiting if self.program.saves_input else given) - own_stash
+        alone = self.awaiting - own_stash
         return {
             "workspace_bytes": max(forward, forward_only, remake, backward, *halves, 0),
             "forward_workspace_bytes": max(0, sizes.forward_peak + alone),
@@ -233,6 +233,7 @@ class LayerRun:
             "backward_workspace_bytes": max(0, backward),
             "input_workspace_bytes": max(0, sizes.input_peak - own_stash + gradients),
             "weight_workspace_bytes": max(0, halves[1]),
+            "unsaved_input_bytes": 0 if self.program.saves_input else given - self.awaiting,
         }
 
     def _forward(self) -> tuple[Carried, Any]:

@@ -12,7 +12,7 @@ from .layer import WORKSPACES, Layer, Output
 from .model_graph import ModelGraph, SharedParameters
 from .stage_costs import StageCosts
 from .workload import Cut
-from .workspaces import inner_workspaces
+from .workspaces import ends_of, inner_workspaces
 
 Stages = tuple[tuple[str, ...], ...]
 
@@ -54,7 +54,7 @@ def merged(model: ModelGraph, stages: Stages, roomy: bool = False) -> ModelGraph
     layers = []
     for number, stage in enumerate(stages):
         members = [model.layers[model.index[name]] for name in stage]
-        layer = replace(_layer(costs, number, members, sent[number], roomy), **_workspaces(model, stage))
+        layer = replace(_layer(costs, number, members, sent[number], roomy), **_workspaces(model, costs, number, stage))
         unsent = 0 if sent[number] else sum(x.output_bytes for x in members if x.name not in feeding)
         layers.append(replace(layer, output_bytes=layer.output_bytes + unsent))
     return replace(
@@ -93,10 +93,11 @@ def _layer(costs: StageCosts, number: int, members: Sequence[Layer], outputs: tu
     )
 
 
-def _workspaces(model: ModelGraph, stage: Sequence[str]) -> dict[str, Any]:
+def _workspaces(model: ModelGraph, costs: StageCosts, number: int, stage: Sequence[str]) -> dict[str, Any]:
     """Of a stage's kinds of ops, where all of its layers say theirs."""
     order = [model.layers[model.index[name]] for name in sorted(stage, key=model.rank.__getitem__)]
-    found = inner_workspaces(order, model.kept_twice)
+    ends = ends_of(model, order, costs.edges, number, int(costs.input_bytes[number]))
+    found = inner_workspaces(order, model.kept_twice, ends)
     return {} if found is None else dict(zip(WORKSPACES, found, strict=True))
 
 

@@ -18,13 +18,17 @@ class Output(NamedTuple):
 
 
 class Workspaces(NamedTuple):
-    """By kind of op: bytes of F that leaves a whole stash, R that makes one, B, I and W beside what stays there."""
+    """By kind of op: bytes of F that leaves a whole stash, R that makes one, B, I and W beside what stays there.
+
+    unsaved: of what it takes, what its stash does not keep, which is there in F and R as well.
+    """
 
     forward: int
     remake: int
     backward: int
     inputs: int
     weights: int
+    unsaved: int
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,9 @@ class Layer:
         workspace_bytes: transient memory of the running op beyond stash, received and sent tensors.
         forward_workspace_bytes, remake_workspace_bytes, backward_workspace_bytes, input_workspace_bytes,
             weight_workspace_bytes: all that F (where the whole stash is left), R (of all of it), B, I and W take beside
-            the stash, or W what is left for it: outputs, gradients on both sides and unsaved inputs as well. All of
-            them or none; without, `workspace_bytes` speaks for every op.
+            the stash, or W what is left for it: outputs and gradients on both sides as well, but not what it takes.
+        unsaved_input_bytes: of what it takes, what is in no stash. All of these or none; without, `workspace_bytes`
+            speaks for every op.
         buffer_bytes: persistent state that is not trained (BatchNorm statistics, masks).
         parameter_shapes: shapes of the parameter tensors where known, for the fingerprint.
         trainable_bytes: of the parameters, those that are trained; the others are frozen and have neither gradients nor
@@ -78,6 +83,7 @@ class Layer:
     backward_workspace_bytes: int | None = None
     input_workspace_bytes: int | None = None
     weight_workspace_bytes: int | None = None
+    unsaved_input_bytes: int | None = None
 
     @property
     def trained_bytes(self) -> int:
@@ -152,6 +158,7 @@ WORKSPACES = (
     "backward_workspace_bytes",
     "input_workspace_bytes",
     "weight_workspace_bytes",
+    "unsaved_input_bytes",
 )
 _MOST_DIMENSIONS = 64  # of a tensor, in torch
 _TIMES = ("forward_s", "backward_input_s", "backward_weight_s")

@@ -193,6 +193,14 @@ class ModelGraph:
         return tuple(self.index[name] for name in order)
 
     @cached_property
+    def sources(self) -> Mapping[str, tuple[str, ...]]:
+        """The layers that every layer takes something from, by name."""
+        found: dict[str, list[str]] = {layer.name: [] for layer in self.layers}
+        for source, target in self.edges:
+            found[target].append(source)
+        return {name: tuple(before) for name, before in found.items()}
+
+    @cached_property
     def rank(self) -> Mapping[str, int]:
         """Where every layer stands in the topological order, by name."""
         return {self.layers[position].name: number for number, position in enumerate(self.topological)}

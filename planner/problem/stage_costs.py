@@ -11,7 +11,7 @@ from .layer import Layer
 from .model_graph import ModelGraph
 from .overhead import NO_OVERHEAD, Overhead
 from .ties import Shared, StageTie
-from .workspaces import stage_workspaces
+from .workspaces import ends_of, stage_workspaces
 
 if TYPE_CHECKING:
     import numpy as np
@@ -166,7 +166,7 @@ def _stage_costs(model: ModelGraph, stages: tuple[tuple[str, ...], ...], overhea
         if home[pair.first] == home[pair.second]:
             twice[:, home[pair.first]] += (pair.bytes, pair.weight_bytes)
     trained = total("trained_bytes").astype(np.int64) - shared.double_trained
-    edges = _stage_edges(model, home)
+    edges, data = _stage_edges(model, home), _source_input_bytes(model, home, len(stages))
     around = _around(overhead, edges, len(stages))
     return StageCosts(
         total("forward_s", np.float64) + around,
@@ -182,9 +182,9 @@ def _stage_costs(model: ModelGraph, stages: tuple[tuple[str, ...], ...], overhea
         total("stash_bytes").astype(np.int64) - twice[0],
         total("weight_stash_bytes").astype(np.int64) - twice[1],
         np.array([max(x.workspace_bytes for x in group) for group in members], dtype=np.int64),
-        _workspaces(model, members, edges),
+        _workspaces(model, members, edges, data),
         _inner_bytes(model, home, members),
-        _source_input_bytes(model, home, len(stages)),
+        data,
         _kept_input_bytes(model, home, len(stages)),
         edges,
         shared.ties,
@@ -248,15 +248,16 @@ def _inner_bytes(model: ModelGraph, home: dict[str, int], members: list[list[Lay
     return most
 
 
-def _workspaces(model: ModelGraph, members: list[list[Layer]], edges: tuple[StageEdge, ...]) -> OpWorkspaces:
+def _workspaces(
+    model: ModelGraph, members: list[list[Layer]], edges: tuple[StageEdge, ...], data: NDArray[np.int64]
+) -> OpWorkspaces:
     import numpy as np
 
     found = []
     for stage, group in enumerate(members):
-        taken = sum(edge.bytes for edge in edges if edge.consumer == stage)
-        given = sum(edge.bytes for edge in edges if edge.producer == stage)
         order = sorted(group, key=lambda layer: model.rank[layer.name])
-        found.append(stage_workspaces(order, model.kept_twice, taken, given))
+        ends = ends_of(model, order, edges, stage, int(data[stage]))
+        found.append(stage_workspaces(order, model.kept_twice, ends)[:-1])
     return OpWorkspaces(*np.array(found, dtype=np.int64).T)
 
 

@@ -9,43 +9,92 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from .kept_twice import KeptTwice
 from .layer import Layer, Workspaces
+from .model_graph import ModelGraph
+
+LOSS_BYTES = 8
+"""Of the gradient of a loss, at most: one number, which no stage sends."""
 
 
-def stage_workspaces(layers: Sequence[Layer], twice: Iterable[KeptTwice], taken: int, given: int) -> Workspaces:
+class Ends(NamedTuple):
+    """Bytes of what a stage takes from other stages, and gives each of them; gradients are as large.
+
+    data: of what it takes from outside the model. outside: by layer, all that it takes from beyond the stage.
+    """
+
+    taken: Sequence[int]
+    given: int
+    data: int
+    outside: Sequence[int]
+
+    def received(self, stash: int) -> int:
+        """Of what it takes, what counts beside its stash while it runs: what is larger than that."""
+        return sum(max(0, size - stash) for size in (*self.taken, self.data))
+
+
+def stage_workspaces(layers: Sequence[Layer], twice: Iterable[KeptTwice], ends: Ends) -> Workspaces:
     """Bytes of a stage of these layers, in the order in which they run, beyond stash, received and sent tensors.
 
-    taken, given: bytes of what it takes from other stages, and gives each of them; gradients are as large.
+    A tensor that it takes counts as a part of its stash, whether it is or not, as far as that is as large.
     """
     pairs = list(twice)
-    needed = inner_workspaces(layers, pairs)
+    needed = inner_workspaces(layers, pairs, ends)
     if needed is None:
         return Workspaces(*[max(layer.workspace_bytes for layer in layers)] * len(Workspaces._fields))
-    more = max(0, _held(layers, pairs)[-1] - _stashed(layers, pairs)[-1])  # an I makes room for what a W needs
+    stash, held, both = _stashed(layers, pairs)[-1], _held(layers, pairs)[-1], sum(ends.taken) + ends.given
+    received = ends.received(stash)
     return Workspaces(
-        forward=max(0, needed.forward - given),
-        remake=needed.remake,
-        backward=max(0, needed.backward - taken - given),
-        inputs=max(0, needed.inputs - more - taken - given),
+        forward=max(0, needed.forward + needed.unsaved - ends.given - received),
+        remake=max(0, needed.remake + needed.unsaved - received),
+        backward=max(0, needed.backward - both),
+        inputs=max(0, needed.inputs - max(0, held - stash) - both),  # an I makes room for what a W needs
         weights=needed.weights,
+        unsaved=needed.unsaved,
     )
 
 
-def inner_workspaces(layers: Sequence[Layer], twice: Iterable[KeptTwice]) -> Workspaces | None:
-    """What these layers take as one (`Layer.workspaces`); None where some layer does not say it."""
+def inner_workspaces(layers: Sequence[Layer], twice: Iterable[KeptTwice], ends: Ends) -> Workspaces | None:
+    """What these layers take as one (`Layer.workspaces`); None where some layer does not say it.
+
+    The gradient of what a stage gives is there until its backward has ended.
+    """
     pairs = list(twice)
     stash, held = _stashed(layers, pairs), _held(layers, pairs)
-    needed = []
-    for k, layer in enumerate(layers):
+    needed, unsaved = [], 0
+    for k, (layer, from_others) in enumerate(zip(layers, ends.outside, strict=True)):
         if (own := layer.workspaces) is None:
             return None
-        remake = own.remake if k + 1 == len(layers) else max(own.remake, own.forward)
+        last = k + 1 == len(layers)
         later, held_later = stash[-1] - stash[k + 1], held[-1] - held[k + 1]
-        inputs = own.inputs - later + held_later
-        needed.append((own.forward - later, remake - later, own.backward - later, inputs, own.weights))
-    return Workspaces(*(max(0, *column) for column in zip(*needed, strict=True)))
+        theirs, coming = min(own.unsaved, from_others), 0 if last else ends.given or LOSS_BYTES
+        unsaved += theirs
+        forward, remake = (size + own.unsaved - theirs - later for size in (own.forward, own.remake))
+        backward, inputs = own.backward + coming - later, own.inputs + coming - later + held_later
+        needed.append((forward, remake if last else max(forward, remake), backward, inputs, own.weights))
+    forward, remake, backward, inputs, weights = (max(0, *column) for column in zip(*needed, strict=True))
+    return Workspaces(forward, remake, backward, inputs, weights, unsaved)
+
+
+def ends_of(
+    model: ModelGraph, layers: Sequence[Layer], edges: Iterable[tuple[int, int, int]], stage: int, data: int
+) -> Ends:
+    """Of a stage of these layers, of the edges between all stages and the bytes of the data that it takes."""
+    taken = [size for _, consumer, size in edges if consumer == stage]
+    given = sum(size for producer, _, size in edges if producer == stage)
+    return Ends(taken, given, data, _outside(model, layers))
+
+
+def _outside(model: ModelGraph, layers: Sequence[Layer]) -> list[int]:
+    inside = {layer.name for layer in layers}
+    found = []
+    for layer in layers:
+        sizes = {source: model.carried_bytes(source, [layer.name]) for source in model.sources[layer.name]}
+        own = sum(size for source, size in sizes.items() if source in inside)
+        found.append(max(sum(sizes.values()), layer.input_bytes or 0) - own)
+    return found
 
 
 def _stashed(layers: Sequence[Layer], twice: Sequence[KeptTwice]) -> list[int]:

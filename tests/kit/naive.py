@@ -448,23 +448,36 @@ class Account:
             return max(layer.workspace_bytes for layer in layers)
         into, out = (sum(e.bytes for e in self.costs.edges if e[end] == op.stage) for end in (1, 0))
         stash, held = int(self.costs.stash_bytes[op.stage]), int(self.costs.weight_stash_bytes[op.stage])
+        arriving = [self._arriving(layer, {x.name for x in layers}) for layer in layers]
+        entering = sum(min(x, layer.unsaved_input_bytes or 0) for x, layer in zip(arriving, layers, strict=True))
+        sizes = [e.bytes for e in self.costs.edges if e[1] == op.stage] + [int(self.costs.input_bytes[op.stage])]
+        entering -= sum(size - min(size, stash) for size in sizes)
         most = 0
         for ran in range(1, len(layers) + 1):
             own, there = layers[ran - 1], self._kept(layers[:ran], "stash_bytes", "bytes")
+            between = max(0, own.unsaved_input_bytes - arriving[ran - 1])
+            ending = out if ran == len(layers) else 0 if out else -8  # of a loss's gradient
             if op.kind is Kind.F:
-                needed = there + own.forward_workspace_bytes - out
+                needed = there + own.forward_workspace_bytes + between + entering - out
             elif op.kind is Kind.R:
                 given = own.forward_workspace_bytes if ran < len(layers) else 0
-                needed = there + max(given, own.remake_workspace_bytes)
+                needed = there + max(given, own.remake_workspace_bytes) + between + entering
             elif op.kind is Kind.B:
-                needed = there + own.backward_workspace_bytes - into - out
+                needed = there + own.backward_workspace_bytes - into - ending
             elif op.kind is Kind.I:
                 later = held - self._kept(layers[:ran], "weight_stash_bytes", "weight_bytes")
-                needed = there + later + own.input_workspace_bytes - into - out - max(0, held - stash)
+                needed = there + later + own.input_workspace_bytes - into - ending - max(0, held - stash)
             else:
                 needed = stash + own.weight_workspace_bytes
             most = max(most, needed - stash)
         return most
+
+    def _arriving(self, layer: Layer, stage: set[str]) -> int:
+        """Bytes of what a layer takes from beyond its stage."""
+        model = self.plan.problem.model
+        sizes = {a: model.carried_bytes(a, [layer.name]) for a, b in model.edges if b == layer.name}
+        data = max(0, (layer.input_bytes or 0) - sum(sizes.values()))
+        return data + sum(size for source, size in sizes.items() if source not in stage)
 
     def _kept(self, layers: list[Layer], key: str, twice: str) -> int:
         """Bytes that these layers keep of a micro-batch, every tensor once."""

@@ -19,7 +19,7 @@ from ...models.lanes import Lane
 from ...models.loaders import Source, as_dataset
 from ...models.once import kept
 from ...models.protocol import build_shapes
-from ...models.wiring import Inputs, carried, each
+from ...models.wiring import Inputs, carried, each, tensors_of
 from ..basics import Engine, ExecutionError, RunError, keywords_of, one_line
 from ..place import at_once
 from ..stage import EagerProgram, ProgramMismatch, TraceError, build_lowered, require_compiler, why_uncompiled, wide
@@ -262,10 +262,10 @@ def distinct_layers(
         divided = tuple(tuple((of.model.layers[index].parallel_plan or {}).items()) for index in piece.ids)
         part = between.part(piece, trained=any(trained for _, trained in likeness))
         taken, last = between.taken(part), piece.ids.stop == len(of.model.layers)
-        kinds = tuple((tensor.shape, tensor.dtype) for tensor in taken)
+        kinds = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in taken)
         key = (likeness, divided, part.form, kinds, last)
         if fresh := key not in known:
-            known[key] = costs_of(Example(piece, part, carried(taken), target if last else None))
+            known[key] = _costs_anywhere(costs_of, Example(piece, part, carried(taken), target if last else None))
         costs, handed = known[key]
         entry = {"name": piece.name, **costs}
         between.add(part, entry, handed)
@@ -274,6 +274,17 @@ def distinct_layers(
             on_progress(f"{piece.name}: {_summary(costs, how if fresh else 'like an earlier layer')}")
     between.count_passing()
     return layers, between.twice
+
+
+def _costs_anywhere(costs_of: LayerCosts, layer: Example) -> tuple[dict[str, Any], Handed]:
+    """Its costs; bytes are the larger of those inside a stage, where a tensor may be strided, and at its begin."""
+    costs, handed = costs_of(layer)
+    if all(tensor.is_contiguous() for tensor in tensors_of(layer.x)):
+        return costs, handed
+    together = carried([tensor.contiguous() for tensor in tensors_of(layer.x)])
+    other, _ = costs_of(replace(layer, x=together))
+    both = (key for key in costs if key.endswith("_bytes") and not key.startswith("selective"))
+    return costs | {key: max(costs[key], other[key]) for key in both}, handed
 
 
 def model_document(

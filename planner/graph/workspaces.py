@@ -36,7 +36,10 @@ PREDICTED_AT_ONCE = 1 << 16
 
 
 def predict_workspace(plan: Structured) -> NDArray[np.int64]:
-    """Bytes that a PREDICT of every stage takes beside what it makes: in mixed precision, a piece of a master."""
+    """Bytes that a PREDICT of every stage takes beside what it makes: two pieces of masters in mixed precision.
+
+    It lets go of one only when it has made the next.
+    """
     import numpy as np
 
     model, workload = plan.problem.model, plan.problem.workload
@@ -44,7 +47,8 @@ def predict_workspace(plan: Structured) -> NDArray[np.int64]:
     if workload.precision == "mixed":
         for stage, names in enumerate(plan.stages):
             sizes = [size for name in names for size in _tensor_bytes(model.layers[model.index[name]])]
-            found[stage] = min(workload.gradient_bytes(max(sizes, default=0)), 4 * PREDICTED_AT_ONCE)
+            pieces = [min(workload.gradient_bytes(size), 4 * PREDICTED_AT_ONCE) for size in sizes]
+            found[stage] = max(map(sum, pairwise([0, *pieces])), default=0)
     return found
 
 

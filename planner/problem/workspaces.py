@@ -22,13 +22,15 @@ LOSS_BYTES = 8
 class Ends(NamedTuple):
     """Bytes of what a stage takes from other stages, and gives each of them; gradients are as large.
 
-    data: of what it takes from outside the model. outside: by layer, all that it takes from beyond the stage.
+    data: of what it takes from outside the model. outside: by layer, all that it takes from beyond the stage. tied: of
+    parameters that several of its layers share; the gradient that one has of them is there until the others' is.
     """
 
     taken: Sequence[int]
     given: int
     data: int
     outside: Sequence[int]
+    tied: int
 
     def received(self, stash: int) -> int:
         """Of what it takes, what counts beside its stash while it runs: what is larger than that."""
@@ -72,8 +74,9 @@ def inner_workspaces(layers: Sequence[Layer], twice: Iterable[KeptTwice], ends: 
         theirs, coming = min(own.unsaved, from_others), 0 if last else ends.given or LOSS_BYTES
         unsaved += theirs
         forward, remake = (size + own.unsaved - theirs - later for size in (own.forward, own.remake))
-        backward, inputs = own.backward + coming - later, own.inputs + coming - later + held_later
-        needed.append((forward, remake if last else max(forward, remake), backward, inputs, own.weights))
+        backward, inputs = own.backward + coming + ends.tied - later, own.inputs + coming - later + held_later
+        weights = own.weights + ends.tied
+        needed.append((forward, remake if last else max(forward, remake), backward, inputs, weights))
     forward, remake, backward, inputs, weights = (max(0, *column) for column in zip(*needed, strict=True))
     return Workspaces(forward, remake, backward, inputs, weights, unsaved)
 
@@ -84,7 +87,9 @@ def ends_of(
     """Of a stage of these layers, of the edges between all stages and the bytes of the data that it takes."""
     taken = [size for _, consumer, size in edges if consumer == stage]
     given = sum(size for producer, _, size in edges if producer == stage)
-    return Ends(taken, given, data, _outside(model, layers))
+    names = {layer.name for layer in layers}
+    tied = sum(group.bytes for group in model.shared if len(names.intersection(group.layers)) > 1)
+    return Ends(taken, given, data, _outside(model, layers), tied)
 
 
 def _outside(model: ModelGraph, layers: Sequence[Layer]) -> list[int]:

@@ -452,6 +452,8 @@ class Account:
         entering = sum(min(x, layer.unsaved_input_bytes or 0) for x, layer in zip(arriving, layers, strict=True))
         sizes = [e.bytes for e in self.costs.edges if e[1] == op.stage] + [int(self.costs.input_bytes[op.stage])]
         entering -= sum(size - min(size, stash) for size in sizes)
+        names = [layer.name for layer in layers]
+        tied = sum(g.bytes for g in model.shared if sum(name in g.layers for name in names) > 1)
         most = 0
         for ran in range(1, len(layers) + 1):
             own, there = layers[ran - 1], self._kept(layers[:ran], "stash_bytes", "bytes")
@@ -463,12 +465,12 @@ class Account:
                 given = own.forward_workspace_bytes if ran < len(layers) else 0
                 needed = there + max(given, own.remake_workspace_bytes) + between + entering
             elif op.kind is Kind.B:
-                needed = there + own.backward_workspace_bytes - into - ending
+                needed = there + own.backward_workspace_bytes + tied - into - ending
             elif op.kind is Kind.I:
                 later = held - self._kept(layers[:ran], "weight_stash_bytes", "weight_bytes")
                 needed = there + later + own.input_workspace_bytes - into - ending - max(0, held - stash)
             else:
-                needed = stash + own.weight_workspace_bytes
+                needed = stash + own.weight_workspace_bytes + tied
             most = max(most, needed - stash)
         return most
 

@@ -54,7 +54,7 @@ def memory_events(
 
 def _compute_events(events: Events, plan: Structured, costs: StageCosts) -> None:
     ops = events.jobs.ops
-    if costs.workspace_bytes.any():
+    if costs.workspace_bytes.any() or any(size.any() for size in costs.workspaces):
         for work, space in _workspaces(plan, costs, ops):
             events.start(work, space, WORKSPACE)
             events.finish(work, -space, WORKSPACE)

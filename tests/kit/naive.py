@@ -444,7 +444,8 @@ class Account:
         order = sorted(self._layers(op.stage), key=model.topological.index)
         layers = [model.layers[k] for k in order]
         known = all(layer.forward_workspace_bytes is not None for layer in layers)
-        if not known or (op.kind is Kind.F and self.remade(op)) or (op.kind is Kind.R and policy == "selective"):
+        part = policy == "selective" and op.kind in (Kind.F, Kind.R)
+        if not known or part or (op.kind is Kind.F and self.remade(op)):
             return max(layer.workspace_bytes for layer in layers)
         into, out = (sum(e.bytes for e in self.costs.edges if e[end] == op.stage) for end in (1, 0))
         stash, held = int(self.costs.stash_bytes[op.stage]), int(self.costs.weight_stash_bytes[op.stage])

@@ -13,6 +13,8 @@ from contraflow.planner.graph import Candidate, regroup, stash_policy
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem.cluster import Cluster, Link, NodeGroup
+from contraflow.planner.problem.kept_twice import KeptTwice
+from contraflow.planner.problem.layer import WORKSPACES
 from contraflow.planner.problem.model_graph import Layer, ModelGraph, SharedParameters
 from contraflow.planner.problem.overhead import Overhead
 from contraflow.planner.problem.presets import DeviceType
@@ -88,10 +90,32 @@ def alike(first: Layer, count: int) -> list[Layer]:
 
 
 def random_model(rng: random.Random, layers: int) -> ModelGraph:
-    """Uneven layers; some cannot be split, some hold more for W than for I, some cost nothing."""
+    """Uneven layers; some cannot be split, some hold more for W than for I, some cost nothing; some say all of it."""
     equal = rng.random() < 0.3
     found = random_layers(rng, layers)
-    return ModelGraph(tuple(alike(found[0], layers) if equal else found), random_edges(rng, layers))
+    made = ModelGraph(tuple(alike(found[0], layers) if equal else found), random_edges(rng, layers))
+    return in_detail(made, random.Random(str(made.layers)))  # what else is drawn stays
+
+
+def in_detail(model: ModelGraph, rng: random.Random) -> ModelGraph:
+    """Half of the models: with what every kind of op takes, and with tensors that two layers keep."""
+    if rng.random() < 0.5:
+        return model
+    layers = []
+    for layer in model.layers:
+        most = layer.workspace_bytes + layer.output_bytes
+        work = (rng.randint(0, most + size) for size in (0, 0, layer.stash_bytes, layer.stash_bytes, 2))
+        unsaved = rng.choice([0, rng.randint(0, 3)])
+        layers.append(replace(layer, **dict(zip(WORKSPACES, (*work, unsaved), strict=True))))
+    left = {layer.name: [layer.stash_bytes, layer.weight_stash_bytes] for layer in layers}
+    twice = []
+    for first, second in model.edges:
+        given, rest = model.layers[model.index[first]].output_bytes, left[second]
+        sizes = [rng.randint(0, min(given, size)) for size in rest]
+        if any(sizes) and rng.random() < 0.7:
+            twice.append(KeptTwice(first, second, *sizes))
+            rest[:] = (a - b for a, b in zip(rest, sizes, strict=True))
+    return replace(model, layers=tuple(layers), kept_twice=tuple(twice))
 
 
 def random_edges(rng: random.Random, layers: int) -> tuple[tuple[str, str], ...]:

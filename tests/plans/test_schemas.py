@@ -25,6 +25,7 @@ from contraflow.planner import (
     plan_from_dict,
     plan_to_dict,
 )
+from contraflow.planner.problem.layer import WORKSPACES
 from contraflow.planner.runs.trace_file import trace_from_dict
 
 jsonschema: Any = pytest.importorskip("jsonschema", reason="pip install 'contraflow[test]'")
@@ -65,7 +66,8 @@ def documents() -> Iterator[Any]:
     shared = [{"layers": ["w", "v"], "bytes": 8}]
     full = {
         "format": "contraflow/model", "version": 1, "name": "x", "micro_batch_size": 2, "device": "cpu",
-        "layers": [whole, whole | {"name": "v"}], "edges": [["w", "v"]], "shared": shared, "ways": {"tensor": 2},
+        "layers": [whole, whole | {"name": "v"} | dict.fromkeys(WORKSPACES, 3)], "edges": [["w", "v"]],
+        "kept_twice": [{"layers": ["w", "v"], "bytes": 2, "weight_bytes": 1}], "shared": shared, "ways": {"tensor": 2},
         "speeds": {"toy": {"mean": 2.0, "least": 1.0, "most": 3.0}},
     }  # fmt: skip
     yield from (("model", model), ("model", full), ("family", ModelFamily((ModelGraph.from_dict(full),)).to_dict()))

@@ -17,16 +17,19 @@ from contraflow.planner.plan import Kind, Op, Pipeline, Plan, Problem
 from contraflow.planner.problem import DeviceType, NodeGroup
 
 
-def parted(layer: Layer, rng: random.Random) -> Layer:
-    """Some layers drop a part of their stash, in less time than a forward or in more."""
-    dropped = rng.choice([0, layer.stash_bytes // 2, layer.stash_bytes])
+def parted(layer: Layer, rng: random.Random, kept: int = 0) -> Layer:
+    """Some layers drop a part of their stash, but for `kept` bytes, in less time than a forward or in more."""
+    dropped = rng.choice([0, (layer.stash_bytes - kept) // 2, layer.stash_bytes - kept])
     return replace(layer, selective_bytes=dropped, selective_s=rng.choice([0.1, 1.5]) * layer.forward_s)
 
 
 def random_plan(seed: int) -> Plan:
     """Random routes and orders, in which some stashes are made again in part and some as a whole."""
     rng, kept = random.Random(seed), random_candidate(seed)
-    layers = tuple(parted(layer, rng) for layer in kept.problem.model.layers)
+    twice = {pair.second: 0 for pair in kept.problem.model.kept_twice}
+    for pair in kept.problem.model.kept_twice:
+        twice[pair.second] += pair.bytes
+    layers = tuple(parted(layer, rng, twice.get(layer.name, 0)) for layer in kept.problem.model.layers)
     problem = replace(kept.problem, model=replace(kept.problem.model, layers=layers))
     rows = tuple(tuple(rng.choice((SELECTIVE, SELECTIVE, "recompute", "keep")) for _ in row) for row in kept.stash)
     kept = Candidate(problem, kept.stages, kept.pipelines, tuple(("keep",) * len(row) for row in rows))

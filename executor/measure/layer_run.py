@@ -232,7 +232,6 @@ class LayerRun:
             "remake_workspace_bytes": max(0, sizes.remake_peak + alone),
             "backward_workspace_bytes": max(0, backward),
             "input_workspace_bytes": max(0, sizes.input_peak - own_stash + gradients),
-            "weight_workspace_bytes": max(0, halves[1], 0 if self.program.needs_input_grad else backward),
             "unsaved_input_bytes": 0 if self.program.saves_input else given - self.awaiting,
         }
 

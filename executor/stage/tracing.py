@@ -211,6 +211,8 @@ def trace_joint(layers: StageLayers, example_input: Carried, example_target: Ten
 
 def _trace(layers: StageLayers, example_input: Carried, example_target: Tensor | None) -> JointGraph:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
+    if any(isinstance(part, nn.RNNBase) for module in layers.modules for part in module.modules()):
+        fake.cache_enabled = False  # what it remembers of their backward forgets that two biases have one gradient
 
     def imitate(tensor: Tensor, requires_grad: bool = False) -> Tensor:
         with fake:

@@ -10,9 +10,9 @@ from ..basics import WorkloadError, refusing, shown
 from .kept_twice import between_stages
 from .layer import WORKSPACES, Layer, Output
 from .model_graph import ModelGraph, SharedParameters
-from .stage_costs import StageCosts
+from .stage_costs import StageCosts, ends_of
 from .workload import Cut
-from .workspaces import ends_of, inner_workspaces
+from .workspaces import inner_workspaces
 
 Stages = tuple[tuple[str, ...], ...]
 

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..basics import MOST_BYTES, MOST_EDGES, ModelError, reading, shown
-from .layer import Layer
 
 
 class KeptTwice(NamedTuple):
@@ -22,30 +21,6 @@ class KeptTwice(NamedTuple):
     second: str
     bytes: int
     weight_bytes: int = 0
-
-
-def check_kept_twice(
-    pairs: Iterable[KeptTwice], layers: Mapping[str, Layer], edges: Collection[tuple[str, str]]
-) -> None:
-    """Raises ModelError, naming both layers, for a pair that is no edge, or more than the second of them keeps."""
-    seen: set[tuple[str, str]] = set()
-    left: dict[str, list[int]] = {}
-    for pair in pairs:
-        where = f"kept_twice {shown(pair.first)}, {shown(pair.second)}"
-        if pair[:2] not in edges:
-            raise ModelError(f"{where}: there is no such edge")
-        if pair[:2] in seen:
-            raise ModelError(f"{where} is there twice")
-        seen.add(pair[:2])
-        second = layers[pair.second]
-        rest = left.setdefault(second.name, [second.stash_bytes - second.selective_bytes, second.weight_stash_bytes])
-        for number, (key, size) in enumerate((("bytes", pair.bytes), ("weight_bytes", pair.weight_bytes))):
-            rest[number] -= reading.whole(size, key, where, most=MOST_BYTES)
-            if rest[number] < 0:
-                of = "weight stash" if number else "stash that nothing drops"
-                raise ModelError(
-                    f"{where}: {key} is {size}, and the {of} of {shown(second.name)} has {rest[number] + size} left"
-                )
 
 
 def twice_inside(pairs: Iterable[KeptTwice], names: Collection[str]) -> int:

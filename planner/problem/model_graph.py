@@ -23,7 +23,7 @@ from ..basics import (
     shown,
     write_text,
 )
-from .kept_twice import KeptTwice, check_kept_twice, kept_twice_from, kept_twice_to_list
+from .kept_twice import KeptTwice, kept_twice_from, kept_twice_to_list
 from .layer import Layer, Output, layer_from_dict, layer_to_dict
 from .presets import KindSpeed
 
@@ -90,8 +90,7 @@ class ModelGraph:
         self._check_named()
         self._check_shared(seen)
         if self.kept_twice:
-            with refusing(ModelError):
-                check_kept_twice(self.kept_twice, {layer.name: layer for layer in self.layers}, set(self.edges))
+            self._check_kept_twice()
         graph = networkx.DiGraph(self.edges)
         if not networkx.is_directed_acyclic_graph(graph):
             cycle = [edge[0] for edge in networkx.find_cycle(graph)]
@@ -129,6 +128,28 @@ class ModelGraph:
                     raise ModelError(f"{where}: layer {shown(source)} has no output {shown(name)}")
             if not names or len(set(names)) < len(names):
                 raise ModelError(f"{where} must carry one or more different tensors, got {shown(names)}")
+
+    def _check_kept_twice(self) -> None:
+        """Every pair is an edge, and the second of them keeps as much."""
+        seen: set[tuple[str, str]] = set()
+        left: dict[str, list[int]] = {}
+        for pair in self.kept_twice:
+            where = f"kept_twice {shown(pair.first)}, {shown(pair.second)}"
+            if pair[:2] not in self.carried:
+                raise ModelError(f"{where}: there is no such edge")
+            if pair[:2] in seen:
+                raise ModelError(f"{where} is there twice")
+            seen.add(pair[:2])
+            layer = self.layers[self.index[pair.second]]
+            rest = left.setdefault(layer.name, [layer.stash_bytes - layer.selective_bytes, layer.weight_stash_bytes])
+            for number, (key, size) in enumerate((("bytes", pair.bytes), ("weight_bytes", pair.weight_bytes))):
+                with refusing(ModelError):
+                    rest[number] -= reading.whole(size, key, where, most=MOST_BYTES)
+                if rest[number] < 0:
+                    of = "weight stash" if number else "stash that nothing drops"
+                    raise ModelError(
+                        f"{where}: {key} is {size}, and the {of} of {shown(layer.name)} has {rest[number] + size} left"
+                    )
 
     @cached_property
     def carried(self) -> Mapping[tuple[str, str], tuple[Output, ...]]:

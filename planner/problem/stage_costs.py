@@ -11,9 +11,11 @@ from .layer import Layer
 from .model_graph import ModelGraph
 from .overhead import NO_OVERHEAD, Overhead
 from .ties import Shared, StageTie
-from .workspaces import ends_of, stage_workspaces
+from .workspaces import Ends, stage_workspaces
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -28,13 +30,12 @@ class StageEdge(NamedTuple):
 
 class OpWorkspaces(NamedTuple):
     """Bytes of every stage beyond stash, received and sent tensors: of F that leaves a whole stash, R that makes one,
-    B, I and W. Where a forward leaves less, or an R makes a part, it is `StageCosts.workspace_bytes`."""
+    B and I. A W, a forward that leaves less and an R that makes a part take `StageCosts.workspace_bytes`."""
 
     forward: NDArray[np.int64]
     remake: NDArray[np.int64]
     backward: NDArray[np.int64]
     inputs: NDArray[np.int64]
-    weights: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,27 @@ def _workspaces(
         ends = ends_of(model, order, edges, stage, int(data[stage]))
         found.append(stage_workspaces(order, model.kept_twice, ends)[:-1])
     return OpWorkspaces(*np.array(found, dtype=np.int64).T)
+
+
+def ends_of(
+    model: ModelGraph, layers: Sequence[Layer], edges: Iterable[tuple[int, int, int]], stage: int, data: int
+) -> Ends:
+    """Of a stage of these layers, of the edges between all stages and the bytes of the data that it takes."""
+    taken = [size for _, consumer, size in edges if consumer == stage]
+    given = sum(size for producer, _, size in edges if producer == stage)
+    names = {layer.name for layer in layers}
+    tied = sum(group.bytes for group in model.shared if len(names.intersection(group.layers)) > 1)
+    return Ends(taken, given, data, _outside(model, layers), tied)
+
+
+def _outside(model: ModelGraph, layers: Sequence[Layer]) -> list[int]:
+    inside = {layer.name for layer in layers}
+    found = []
+    for layer in layers:
+        sizes = {source: model.carried_bytes(source, [layer.name]) for source in model.sources[layer.name]}
+        own = sum(size for source, size in sizes.items() if source in inside)
+        found.append(max(sum(sizes.values()), layer.input_bytes or 0) - own)
+    return found
 
 
 def _source_input_bytes(model: ModelGraph, home: dict[str, int], count: int) -> NDArray[np.int64]:

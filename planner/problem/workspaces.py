@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from .kept_twice import KeptTwice
 from .layer import Layer, Workspaces
-from .model_graph import ModelGraph
 
 LOSS_BYTES = 8
 """Of the gradient of a loss, at most: one number, which no stage sends."""
@@ -53,7 +52,6 @@ def stage_workspaces(layers: Sequence[Layer], twice: Iterable[KeptTwice], ends: 
         remake=max(0, needed.remake + needed.unsaved - received),
         backward=max(0, needed.backward - both),
         inputs=max(0, needed.inputs - max(0, held - stash) - both),  # an I makes room for what a W needs
-        weights=needed.weights,
         unsaved=needed.unsaved,
     )
 
@@ -75,31 +73,9 @@ def inner_workspaces(layers: Sequence[Layer], twice: Iterable[KeptTwice], ends: 
         unsaved += theirs
         forward, remake = (size + own.unsaved - theirs - later for size in (own.forward, own.remake))
         backward, inputs = own.backward + coming + ends.tied - later, own.inputs + coming - later + held_later
-        weights = own.weights + ends.tied
-        needed.append((forward, remake if last else max(forward, remake), backward, inputs, weights))
-    forward, remake, backward, inputs, weights = (max(0, *column) for column in zip(*needed, strict=True))
-    return Workspaces(forward, remake, backward, inputs, weights, unsaved)
-
-
-def ends_of(
-    model: ModelGraph, layers: Sequence[Layer], edges: Iterable[tuple[int, int, int]], stage: int, data: int
-) -> Ends:
-    """Of a stage of these layers, of the edges between all stages and the bytes of the data that it takes."""
-    taken = [size for _, consumer, size in edges if consumer == stage]
-    given = sum(size for producer, _, size in edges if producer == stage)
-    names = {layer.name for layer in layers}
-    tied = sum(group.bytes for group in model.shared if len(names.intersection(group.layers)) > 1)
-    return Ends(taken, given, data, _outside(model, layers), tied)
-
-
-def _outside(model: ModelGraph, layers: Sequence[Layer]) -> list[int]:
-    inside = {layer.name for layer in layers}
-    found = []
-    for layer in layers:
-        sizes = {source: model.carried_bytes(source, [layer.name]) for source in model.sources[layer.name]}
-        own = sum(size for source, size in sizes.items() if source in inside)
-        found.append(max(sum(sizes.values()), layer.input_bytes or 0) - own)
-    return found
+        needed.append((forward, remake if last else max(forward, remake), backward, inputs))
+    forward, remake, backward, inputs = (max(0, *column) for column in zip(*needed, strict=True))
+    return Workspaces(forward, remake, backward, inputs, unsaved)
 
 
 def _stashed(layers: Sequence[Layer], twice: Sequence[KeptTwice]) -> list[int]:

@@ -17,6 +17,7 @@ from traced_stages import Part
 
 from contraflow.__main__ import cli
 from contraflow.executor.basics.errors import ExecutionError, RunError
+from contraflow.executor.basics.options import Engine
 from contraflow.executor.basics.training import Training
 from contraflow.executor.place.memory import StorageTracker, unique_bytes
 from contraflow.executor.run.launch import execute
@@ -166,9 +167,10 @@ def test_any_wiring_of_parameters_comes_apart_rightly(chain: list[list[str]], fi
 # ---------------------------------------------------------------- what no graph can hold, trained
 
 
-def _run(case: Case, training: Training | None = None, **options: object) -> RunResult:
+def _run(case: Case, training: Training | None = None, engine: Engine = "auto", **options: object) -> RunResult:
     options = {"dtype": case.dtype, "transport": "threads", "return_state": True, "training": training, **options}
-    result = execute(planned(case), STEPS, case.model, **options)  # type: ignore[arg-type]
+    plan = planned(case, engine=engine)
+    result = execute(plan, STEPS, case.model, engine=engine, **options)  # type: ignore[arg-type]
     assert_equals_reference(case, result, training)
     assert max(worst_excess(result).values()) <= 1
     return result

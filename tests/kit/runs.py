@@ -104,9 +104,11 @@ def measured(
 
 
 @cache
-def profiled(model: str, dtype: torch.dtype, device: str = "cpu", samples: int = SAMPLES) -> ModelGraph:
+def profiled(
+    model: str, dtype: torch.dtype, device: str = "cpu", samples: int = SAMPLES, engine: Engine = "auto"
+) -> ModelGraph:
     """The same for the planner, at given times: what a plan looks like must not depend on the machine."""
-    return at_given_times(ModelGraph.from_dict(measured(model, dtype, samples, device=device)))
+    return at_given_times(ModelGraph.from_dict(measured(model, dtype, samples, engine, device)))
 
 
 def sized(model: LayeredModel, samples: int = SAMPLES, **options: Any) -> ModelGraph:
@@ -130,26 +132,27 @@ def at_given_times(graph: ModelGraph) -> ModelGraph:
 
 
 @cache
-def planned(case: Case, device: str = "cpu", samples: int = SAMPLES) -> Plan:
-    """The case's plan: layers dealt out evenly, or the planner's search. `device`: what its kernels keep is planned."""
+def planned(case: Case, device: str = "cpu", samples: int = SAMPLES, engine: Engine = "auto") -> Plan:
+    """The case's plan: layers dealt out evenly, or the planner's search. What this device's kernels keep, and this
+    engine's stages, is planned."""
     if case.schedule == "search":
         from contraflow.planner.search.driver import plan
 
         graph, workload = (
-            profiled(case.model, case.dtype, device, samples),
+            profiled(case.model, case.dtype, device, samples, engine),
             Workload(case.micro_batches, case.optimizer),
         )
         found = plan(graph, _cluster(case), workload, time_limit=300, workers=1, deterministic_limit=0.3).plan
         assert found is not None
         return found
-    candidate = dealt_out(case, device, samples)
+    candidate = dealt_out(case, device, samples, engine)
     orders = build(case.schedule, case.devices, case.micro_batches).orders
     return assemble(candidate, [rewritten(order, candidate, case.halves) for order in orders], case.schedule)
 
 
-def dealt_out(case: Case, device: str = "cpu", samples: int = SAMPLES) -> Candidate:
+def dealt_out(case: Case, device: str = "cpu", samples: int = SAMPLES, engine: Engine = "auto") -> Candidate:
     """The case's plan without its orders: layers dealt out evenly."""
-    graph = profiled(case.model, case.dtype, device, samples)
+    graph = profiled(case.model, case.dtype, device, samples, engine)
     layout = build(case.schedule, case.devices, case.micro_batches)
     workload = Workload(case.micro_batches, case.optimizer, case.precision, update_every=case.update)
     stages = cut_evenly(graph, layout.stages)

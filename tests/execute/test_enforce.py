@@ -6,6 +6,7 @@ import mmap
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from contraflow.planner.lower.plans import assemble
 from contraflow.planner.plan import Kind, Plan
 from contraflow.planner.plan_file import save_plan
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
+from contraflow.planner.problem.layer import WORKSPACES
 from contraflow.planner.problem.presets import PRESETS
 from contraflow.planner.simulate import simulate
 
@@ -150,6 +152,10 @@ def test_an_op_without_room_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------- the host
 
 
+ROOMY: dict[str, Any] = dict.fromkeys(WORKSPACES)
+"""All ops of a layer take its `workspace_bytes`."""
+
+
 def offloading(host_bytes: int | None = None) -> tuple[LayeredModel, Plan]:
     """Two devices of one node whose plan declares half of what its stashes take at the host, and much workspace."""
     model, plan = two_stages(64)
@@ -161,6 +167,7 @@ def offloading(host_bytes: int | None = None) -> tuple[LayeredModel, Plan]:
             layer,
             stash_bytes=layer.stash_bytes // 2,
             selective_bytes=0,
+            **ROOMY,
             workspace_bytes=layer.workspace_bytes + 40_000,
         )
         for layer in plan.problem.model.layers
@@ -219,7 +226,7 @@ def test_on_processes(limited: bool, tmp_path: Path) -> None:
     """One line, exit code 1, and nobody is left."""
     plan = planned(Case("gpipe", "mlp-tiny", 2, 4, stash="offload" if limited else "keep"))
     more = 100_000 if limited else 0
-    third = {"selective_bytes": 0, "workspace_bytes": more}
+    third = {"selective_bytes": 0, "workspace_bytes": more, **ROOMY}
     lean = with_layers(plan, lambda layer: replace(layer, stash_bytes=layer.stash_bytes // 3, **third))
     save_plan(lean, tmp_path / "plan.json")
     for enforce in ([], ["--enforce"]):

@@ -31,7 +31,7 @@ def search_flow(session: Session, orders: list[Order]) -> None:
         return
     flows = session.rounds.goes_on(PHASE, lambda: Flows(session, orders))
     assert isinstance(flows, Flows)
-    flows.run(FLOW.again if flows.turn else FLOW.share)
+    flows.run(FLOW.share if flows.young else FLOW.again)
 
 
 class Flows:
@@ -44,12 +44,21 @@ class Flows:
         self.stop = np.zeros(1, dtype=np.int64)
         self.turn = 0
         self.best: list[Arm] = []
-        self.move_s = self.saved = 0.0
+        self.move_s = self.saved = self.spent_s = 0.0
+        self.began = time.monotonic()
 
     @property
     def promising(self) -> bool:
-        """Whether a line comes so near to the best plan that another turn may find a shorter one."""
-        return self._near(FLOW.again_near)
+        """Whether a line comes so near to the best plan that another turn may find a shorter one, or had no time to."""
+        return self._near(FLOW.again_near) or self.young
+
+    @property
+    def young(self) -> bool:
+        """Whether it has had little of the time so far: a first turn may have been a glance."""
+        if self.session.clock.fixed:
+            return not self.turn
+        elapsed_s = time.monotonic() - self.began
+        return self.spent_s < FLOW.young * (elapsed_s + max(0.0, self.session.remaining_s))
 
     def run(self, share: float = 1.0) -> None:
         """A turn, in a share of the time; no later one where none came near to the best plan."""
@@ -59,8 +68,8 @@ class Flows:
         effort = self._effort(share)
         if effort == 0:
             return
-        self.stop[0] = 0
-        end = time.monotonic() + share * max(0.0, session.remaining_s)
+        self.stop[0], began = 0, time.monotonic()
+        end = began + share * max(0.0, session.remaining_s)
         lines = [*self._starts()]
         for number, (most, part, hot) in enumerate(FLOW.rounds):
             lines = sorted(lines, key=lambda arm: arm.seconds)[:most]
@@ -70,6 +79,7 @@ class Flows:
                 break
             lines = [arm.again(number + 1) for arm in _distinct([*lines, *self.best])]
         self.turn += 1
+        self.spent_s += time.monotonic() - began
         self._offer()
 
     def _effort(self, share: float) -> float | None:

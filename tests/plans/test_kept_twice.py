@@ -78,6 +78,10 @@ def test_intervals_of_a_chain_are_what_stages_cost(seed: int) -> None:
         assert chain.stash.added[begin:end].sum() <= costs.stash_bytes[at]
         if model.straight and not set(model.edges) - set(pairwise(names)):
             assert chain.stash.ends[end] - chain.stash.begins[begin] == costs.stash_bytes[at]
+        work = costs.workspaces
+        halves = int(work.inputs[at]) + max(0, int(costs.weight_stash_bytes[at] - costs.stash_bytes[at]))
+        least = max(int(work.forward[at]), min(int(work.backward[at]), halves))
+        assert chain.least_workspace_bytes[begin, end] <= least
         again = StageCosts.of(merged(model, stages), tuple((stage[0],) for stage in stages))
         for mine, theirs in zip(costs.workspaces, again.workspaces, strict=True):
             assert mine[at] == theirs[at]

@@ -194,7 +194,9 @@ class Chains:
     def _least_bytes(self) -> tuple[Floats, Floats]:
         """Memory that a device cannot do without that runs forwards only, or backwards: one layer at a time."""
         costs = self.chain.costs
-        used, made = costs.workspace_bytes.astype(float), (costs.workspace_bytes + costs.stash_bytes).astype(float)
+        work = costs.workspaces
+        used = work.forward.astype(float)
+        made = (np.minimum(work.backward, work.inputs) + costs.stash_bytes).astype(float)
         stays = self._of(self.x.fixed) - self._of(self.x.workspace)
         return self.weights + self._largest(used), stays + self._largest(made)
 

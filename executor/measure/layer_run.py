@@ -18,6 +18,7 @@ from ..place import StorageTracker, unique_bytes
 from ..stage import (
     AnyProgram,
     Building,
+    EagerProgram,
     StageLayers,
     build_program,
     half_of,
@@ -225,13 +226,15 @@ class LayerRun:
         backward = sizes.backward_peak - own_stash + gradients
         own_held = sizes.weight_stash - sizes.borrowed
         halves = [sizes.input_peak - max(own_stash, own_held) + gradients, sizes.weight_peak - sizes.weight_stash]
-        alone = self.awaiting - own_stash
+        alone, most = self.awaiting - own_stash, max(forward, forward_only, remake, backward, *halves, 0)
+        eager = isinstance(self.program, EagerProgram)  # a W of several layers has gradients of more than one at once
         return {
-            "workspace_bytes": max(forward, forward_only, remake, backward, *halves, 0),
+            "workspace_bytes": most,
             "forward_workspace_bytes": max(0, sizes.forward_peak + alone),
             "remake_workspace_bytes": max(0, sizes.remake_peak + alone),
             "backward_workspace_bytes": max(0, backward),
             "input_workspace_bytes": max(0, sizes.input_peak - own_stash + gradients),
+            "weight_workspace_bytes": most if eager else max(0, halves[1]),
             "unsaved_input_bytes": 0 if self.program.saves_input else given - self.awaiting,
         }
 

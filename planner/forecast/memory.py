@@ -78,7 +78,7 @@ def _compute_events(events: Events, plan: Structured, costs: StageCosts) -> None
 def _workspaces(plan: Structured, costs: StageCosts, ops: Ops) -> Iterator[tuple[Ints, Ints]]:
     """Compute ops and their workspaces, those of forwards as if they left whole stashes."""
     work, again = costs.workspaces, ops.where(Kind.R)
-    of_kinds = ((Kind.F, work.forward), (Kind.B, work.backward), (Kind.I, work.inputs), (Kind.W, costs.workspace_bytes))
+    of_kinds = ((Kind.F, work.forward), (Kind.B, work.backward), (Kind.I, work.inputs), (Kind.W, work.weights))
     for kind, space in of_kinds:
         running = ops.where(kind)
         yield running, space[ops.stage[running]]

@@ -18,7 +18,7 @@ class Output(NamedTuple):
 
 
 class Workspaces(NamedTuple):
-    """By kind of op: bytes of F that leaves a whole stash, R that makes one, B and I beside what stays there.
+    """By kind of op: bytes of F that leaves a whole stash, R that makes one, B, I and W beside what stays there.
 
     unsaved: of what it takes, what its stash does not keep, which is there in F and R as well.
     """
@@ -27,6 +27,7 @@ class Workspaces(NamedTuple):
     remake: int
     backward: int
     inputs: int
+    weights: int
     unsaved: int
 
 
@@ -44,9 +45,10 @@ class Layer:
         output_bytes: the tensor sent on, or all of `outputs`; its gradient has the same size.
         input_bytes: what recompute keeps and what a first stage receives; None: the predecessors' output.
         workspace_bytes: transient memory of the running op beyond stash, received and sent tensors.
-        forward_workspace_bytes, remake_workspace_bytes, backward_workspace_bytes, input_workspace_bytes: all that F
-            (where the whole stash is left), R (of all of it), B and I take beside the stash: outputs and gradients on
-            both sides as well, but not what it takes.
+        forward_workspace_bytes, remake_workspace_bytes, backward_workspace_bytes, input_workspace_bytes,
+            weight_workspace_bytes: all that F (where the whole stash is left), R (of all of it), B and I take beside
+            the stash, and W beside what is left for it: outputs and gradients on both sides as well, but not what it
+            takes.
         unsaved_input_bytes: of what it takes, what is in no stash. All of these or none; without, `workspace_bytes`
             speaks for every op.
         buffer_bytes: persistent state that is not trained (BatchNorm statistics, masks).
@@ -81,6 +83,7 @@ class Layer:
     remake_workspace_bytes: int | None = None
     backward_workspace_bytes: int | None = None
     input_workspace_bytes: int | None = None
+    weight_workspace_bytes: int | None = None
     unsaved_input_bytes: int | None = None
 
     @property
@@ -155,6 +158,7 @@ WORKSPACES = (
     "remake_workspace_bytes",
     "backward_workspace_bytes",
     "input_workspace_bytes",
+    "weight_workspace_bytes",
     "unsaved_input_bytes",
 )
 _MOST_DIMENSIONS = 64  # of a tensor, in torch

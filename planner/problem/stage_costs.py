@@ -30,12 +30,13 @@ class StageEdge(NamedTuple):
 
 class OpWorkspaces(NamedTuple):
     """Bytes of every stage beyond stash, received and sent tensors: of F that leaves a whole stash, R that makes one,
-    B and I. A W, a forward that leaves less and an R that makes a part take `StageCosts.workspace_bytes`."""
+    B, I and W. A forward that leaves less and an R that makes a part take `StageCosts.workspace_bytes`."""
 
     forward: NDArray[np.int64]
     remake: NDArray[np.int64]
     backward: NDArray[np.int64]
     inputs: NDArray[np.int64]
+    weights: NDArray[np.int64]
 
 
 @dataclass(frozen=True)

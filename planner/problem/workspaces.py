@@ -52,6 +52,7 @@ def stage_workspaces(layers: Sequence[Layer], twice: Iterable[KeptTwice], ends: 
         remake=max(0, needed.remake + needed.unsaved - received),
         backward=max(0, needed.backward - both),
         inputs=max(0, needed.inputs - max(0, held - stash) - both),  # an I makes room for what a W needs
+        weights=needed.weights,
         unsaved=needed.unsaved,
     )
 
@@ -73,9 +74,10 @@ def inner_workspaces(layers: Sequence[Layer], twice: Iterable[KeptTwice], ends: 
         unsaved += theirs
         forward, remake = (size + own.unsaved - theirs - later for size in (own.forward, own.remake))
         backward, inputs = own.backward + coming + ends.tied - later, own.inputs + coming - later + held_later
-        needed.append((forward, remake if last else max(forward, remake), backward, inputs))
-    forward, remake, backward, inputs = (max(0, *column) for column in zip(*needed, strict=True))
-    return Workspaces(forward, remake, backward, inputs, unsaved)
+        weights = own.weights + ends.tied
+        needed.append((forward, remake if last else max(forward, remake), backward, inputs, weights))
+    forward, remake, backward, inputs, weights = (max(0, *column) for column in zip(*needed, strict=True))
+    return Workspaces(forward, remake, backward, inputs, weights, unsaved)
 
 
 def _stashed(layers: Sequence[Layer], twice: Sequence[KeptTwice]) -> list[int]:

@@ -438,13 +438,13 @@ class Account:
                     yield place, end, size, -1
 
     def _workspace(self, op: Op) -> int:
-        """The largest of the stage's layers'. Of an F, R, B or I, where they say more and all is stashed: what is there
+        """The largest of the stage's layers'. Of any op, where they say more and all is stashed: what is there
         while a layer runs, beyond the whole stash and the tensors at the stage's ends."""
         model, policy = self.plan.problem.model, self.policy(op)
         order = sorted(self._layers(op.stage), key=model.topological.index)
         layers = [model.layers[k] for k in order]
         known = all(layer.forward_workspace_bytes is not None for layer in layers)
-        part = (policy == "selective" and op.kind in (Kind.F, Kind.R)) or op.kind is Kind.W
+        part = policy == "selective" and op.kind in (Kind.F, Kind.R)
         if not known or part or (op.kind is Kind.F and self.remade(op)):
             return max(layer.workspace_bytes for layer in layers)
         into, out = (sum(e.bytes for e in self.costs.edges if e[end] == op.stage) for end in (1, 0))
@@ -467,6 +467,8 @@ class Account:
                 needed = there + max(given, own.remake_workspace_bytes) + between + entering
             elif op.kind is Kind.B:
                 needed = there + own.backward_workspace_bytes + tied - into - ending
+            elif op.kind is Kind.W:
+                needed = stash + own.weight_workspace_bytes + tied
             else:
                 later = held - self._kept(layers[:ran], "weight_stash_bytes", "weight_bytes")
                 needed = there + later + own.input_workspace_bytes - into - ending - max(0, held - stash)

@@ -104,7 +104,7 @@ def in_detail(model: ModelGraph, rng: random.Random) -> ModelGraph:
     layers = []
     for layer in model.layers:
         most = layer.workspace_bytes + layer.output_bytes
-        work = (rng.randint(0, most + size) for size in (0, 0, layer.stash_bytes, layer.stash_bytes))
+        work = (rng.randint(0, most + size) for size in (0, 0, layer.stash_bytes, layer.stash_bytes, 2))
         unsaved = rng.choice([0, rng.randint(0, 3)])
         layers.append(replace(layer, **dict(zip(WORKSPACES, (*work, unsaved), strict=True))))
     left = {layer.name: [layer.stash_bytes, layer.weight_stash_bytes] for layer in layers}

@@ -15,6 +15,7 @@ from contraflow.planner.basics.errors import ModelError
 from contraflow.planner.partition.chain import Chain
 from contraflow.planner.plan import Problem
 from contraflow.planner.problem import KeptTwice, StageCosts, merged
+from contraflow.planner.problem.layer import WORKSPACES
 
 LAYERS = [Layer(f"l{k}", stash_bytes=10, weight_stash_bytes=6, output_bytes=4, workspace_bytes=5) for k in range(4)]
 CHAIN = ModelGraph.chain(LAYERS)
@@ -51,7 +52,7 @@ def test_workspaces_are_said_of_every_op_or_of_none() -> None:
 
 def test_while_a_layer_runs_later_stashes_are_not_there() -> None:
     """The first layer's backward takes most; then the three stashes behind it have gone."""
-    keys = ("forward_workspace_bytes", "remake_workspace_bytes", "backward_workspace_bytes", "input_workspace_bytes")
+    keys = WORKSPACES[:-1]
     sizes = zip(LAYERS, (40, 4, 4, 6), strict=True)
     layers = [replace(x, **dict.fromkeys(keys, size), unsaved_input_bytes=0) for x, size in sizes]
     alone = StageCosts.of(ModelGraph.chain(layers), (("l0",), ("l1", "l2", "l3")))

@@ -157,7 +157,7 @@ def stash_bytes(candidate: Candidate, split: Sequence[bool]) -> list[Stash]:
             held=half[s] if split[s] else whole[s],
             forward=forward[s],
             backward=backward[s],
-            weight=int(costs.workspace_bytes[s]),
+            weight=int(work.weights[s]),
         )
         for s in range(len(whole))
     ]

@@ -181,7 +181,7 @@ def _bytes(
     again = again + _of_policies(units, {policy: row.again_bytes(costs) for policy, row in rows.items()})
     inner = _of_policies(units, {policy: row.beside_bytes(costs) for policy, row in rows.items()})
     back = np.maximum(change, 0) + np.where(halves, work.inputs[stage], work.backward[stage]) + backward[stage]
-    need = [kept + forward[stage] + inner, back, costs.workspace_bytes[stage], again, nothing, stash]
+    need = [kept + forward[stage] + inner, back, work.weights[stage], again, nothing, stash]
     return np.concatenate(need).astype(np.int64), np.concatenate(delta).astype(np.int64)
 
 

@@ -85,7 +85,7 @@ def _bytes(candidate: Candidate) -> tuple[Ints, Ints]:
     take[B], drop[B] = work.backward + coming, -work.backward - stash - leaving
     take[HALF] = work.inputs + coming + np.maximum(later - stash, 0)
     drop[HALF] = -work.inputs - leaving + np.minimum(later - stash, 0)
-    take[W], drop[W] = costs.workspace_bytes, -costs.workspace_bytes - later
+    take[W], drop[W] = work.weights, -work.weights - later
     return take, drop
 
 

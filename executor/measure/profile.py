@@ -20,6 +20,7 @@ from ...models.loaders import Source, as_dataset
 from ...models.once import kept
 from ...models.protocol import build_shapes
 from ...models.wiring import Inputs, carried, each, tensors_of
+from ...planner.problem import WORKSPACES
 from ..basics import Engine, ExecutionError, RunError, keywords_of, one_line
 from ..place import at_once
 from ..stage import EagerProgram, ProgramMismatch, TraceError, build_lowered, require_compiler, why_uncompiled, wide
@@ -296,7 +297,13 @@ def model_document(
     dtype: torch.dtype,
     lane: Lane | None = None,
 ) -> dict[str, Any]:
-    """The content of model.json; `dtype` is that of the parameters. Raises ValueError for a bad tie."""
+    """The content of model.json; `dtype` is that of the parameters. Raises ValueError for a bad tie.
+
+    What every kind of op takes is told of chains on devices of one rank: stages of other graphs have tensors that pass
+    their layers by, those of teams what collectives hold.
+    """
+    if lane is not None or not of.model.wiring.chained:
+        layers = [{key: value for key, value in layer.items() if key not in WORKSPACES} for layer in layers]
     edges = planned_edges(of.model, of.pieces)
     tied = tied_bytes(of.model, dtype, of.pieces, lane)
     shared = [{"layers": list(members), "bytes": count} for members, count in tied]

@@ -8,7 +8,7 @@ from .cluster import Cluster, Link, NodeGroup
 from .family import ModelFamily, Point, choose_ways
 from .given_stages import Stages, merged, stages_of
 from .kept_twice import KeptTwice, twice_inside
-from .layer import Layer
+from .layer import WORKSPACES, Layer
 from .mean_speeds import at_speeds, compared, speed_notes
 from .model_graph import ModelGraph, SharedParameters, speeds_to_dict
 from .overhead import EXPECTED, NO_OVERHEAD, OVERHEADS, Overhead
@@ -57,6 +57,7 @@ __all__ = [
     "Stages",
     "UNFUSED",
     "WEIGHT_POLICIES",
+    "WORKSPACES",
     "WeightPolicy",
     "Workload",
     "at_speeds",

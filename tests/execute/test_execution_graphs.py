@@ -139,7 +139,7 @@ def searched(name: str, space: SearchSpace, memory: float) -> Plan:
 def test_searched_plans_with_recomputation_train_the_same(tmp_path: Path) -> None:
     """On devices too small to keep all stashes."""
     space = SearchSpace(offload=False, separate_backward=False)
-    plan = searched("unet", space, 0.62)
+    plan = searched("unet", space, 0.59)
     assert any("recompute" in row for row in plan.stash)
     (result,) = run_jobs_together([job(Case("unet", "search"), plan)], tmp_path)
     assert_as_planned(result, truth("unet"))

@@ -88,7 +88,7 @@ def emulated(plan: Plan, runs: tuple[int, ...]) -> Emulation:
     [
         (("--no-offload", "--no-recompute"), {"keep"}),
         (("--no-recompute", "--memory-limit", LIMITED[4]), {"offload"}),
-        (("--no-offload", "--memory-limit", "140KB", "--update-every", 2), {"recompute"}),
+        (("--no-offload", "--memory-limit", "132KB", "--update-every", 2), {"recompute"}),
     ],
 )
 def test_threads_equal_the_emulation(more: tuple[object, ...], policies: set[str], tmp_path: Path) -> None:

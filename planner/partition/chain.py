@@ -117,28 +117,6 @@ class Chain:
         return table
 
     @cached_property
-    def least_workspace_bytes(self) -> Floats:
-        """The same at the least, beside the interval's stash and the tensors at its ends; shape (L + 1, L + 1).
-
-        Less where layers say what every kind of op takes (`StageCosts.workspaces`), of graphs that are no chains
-        nothing then.
-        """
-        model = self.problem.model
-        layers = [model.layers[position] for position in model.topological]
-        known = [layer.workspaces for layer in layers if layer.workspaces is not None]
-        if len(known) < len(layers):
-            return self.workspace_bytes
-        if set(model.edges) - set(pairwise(self.names)):
-            return np.zeros_like(self.workspace_bytes)
-        taken = np.array([max(own.forward, min(own.backward, own.inputs)) for own in known], dtype=float)
-        ends, boundary, count = self.stash.ends, self.boundary_bytes, len(self)
-        rows = np.where(np.tri(count, k=-1, dtype=bool), -np.inf, (taken + ends[1:])[None, :])
-        table = np.zeros((count + 1, count + 1))
-        table[:count, 1:] = np.maximum.accumulate(rows, axis=1) - ends[1:]
-        data = np.where(np.arange(count + 1) == 0, self.costs.input_bytes.sum(), 0.0)
-        return np.maximum(0.0, table - (boundary + data)[:, None] - boundary[None, :])
-
-    @cached_property
     def around_s(self) -> Floats:
         """Seconds at speed 1 of an F, or a B, of every interval [i, j) as a stage beside its layers; (L + 1, L + 1).
 

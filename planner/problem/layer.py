@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -91,7 +92,7 @@ class Layer:
         """Bytes of the parameters that are trained."""
         return self.parameter_bytes if self.trainable_bytes is None else self.trainable_bytes
 
-    @property
+    @cached_property
     def workspaces(self) -> Workspaces | None:
         """Of every kind of op, where it is known."""
         found = [getattr(self, key) for key in WORKSPACES]

@@ -255,6 +255,9 @@ def _workspaces(
 ) -> OpWorkspaces:
     import numpy as np
 
+    if any(layer.workspaces is None for layer in model.layers):  # of many cuts in a search, so at once
+        most = np.array([max(x.workspace_bytes for x in group) for group in members], dtype=np.int64)
+        return OpWorkspaces(most, most, most, most, most)
     found = []
     for stage, group in enumerate(members):
         order = sorted(group, key=lambda layer: model.rank[layer.name])

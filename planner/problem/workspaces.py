@@ -62,6 +62,8 @@ def inner_workspaces(layers: Sequence[Layer], twice: Iterable[KeptTwice], ends: 
 
     The gradient of what a stage gives is there until its backward has ended.
     """
+    if any(layer.unsaved_input_bytes is None for layer in layers):
+        return None
     pairs = list(twice)
     stash, held = _stashed(layers, pairs), _held(layers, pairs)
     needed, unsaved = [], 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +60,7 @@ class Intervals:
         `passing`: all tensors that cross a cut are sent over it, those for later stages too: nearer to what stages wait
         for than the least where the model is no chain, and no bound.
         """
-        costs = chain.costs
+        costs, least = chain.costs, least_workspace_bytes(chain)
         direct = {e.producer: e.bytes for e in costs.edges if e.consumer == e.producer + 1}
         ends = range(len(chain) + 1)
         crossing = np.array([float(direct.get(cut - 1, 0)) for cut in ends])
@@ -74,9 +75,9 @@ class Intervals:
             _sums(costs.own_trained_bytes.astype(float)),
             _held(chain),
             chain.stash.table,
-            chain.least_workspace_bytes,
+            least,
             _incoming(chain.problem, costs, chain),
-            chain.bytes(0, 0, 2 if replicated else 1) - chain.workspace_bytes + chain.least_workspace_bytes,
+            chain.bytes(0, 0, 2 if replicated else 1) - chain.workspace_bytes + least,
             crossing,
             waits,
             np.full((len(chain) + 1,) * 2, replicated) | _tied(chain),
@@ -86,6 +87,28 @@ class Intervals:
     def size(self) -> int:
         """Cuts: layers and one."""
         return len(self.chain) + 1
+
+
+def least_workspace_bytes(chain: Chain) -> Floats:
+    """Workspace of every interval [i, j) of layers at the least, beside its stash and the tensors at its ends.
+
+    Less than `Chain.workspace_bytes` where layers say what every kind of op takes (`StageCosts.workspaces`); of graphs
+    that are no chains nothing then.
+    """
+    model = chain.problem.model
+    layers = [model.layers[position] for position in model.topological]
+    known = [layer.workspaces for layer in layers if layer.workspaces is not None]
+    if len(known) < len(layers):
+        return chain.workspace_bytes
+    if set(model.edges) - set(pairwise(chain.names)):
+        return np.zeros_like(chain.workspace_bytes)
+    taken = np.array([max(own.forward, min(own.backward, own.inputs)) for own in known], dtype=float)
+    ends, boundary, count = chain.stash.ends, chain.boundary_bytes, len(chain)
+    rows = np.where(np.tri(count, k=-1, dtype=bool), -np.inf, (taken + ends[1:])[None, :])
+    table = np.zeros((count + 1, count + 1))
+    table[:count, 1:] = np.maximum.accumulate(rows, axis=1) - ends[1:]
+    data = np.where(np.arange(count + 1) == 0, chain.costs.input_bytes.sum(), 0.0)
+    return np.maximum(0.0, table - (boundary + data)[:, None] - boundary[None, :])
 
 
 def _sums(values: Floats) -> Floats:

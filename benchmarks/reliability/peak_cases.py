@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,53 @@ class Noise:
         """See `Dataset`."""
         drawn = torch.Generator().manual_seed(derive_seed("noise", seed, step, micro_batch))
         return torch.randn(size, *self.shape, generator=drawn), torch.randint(0, CLASSES, (size,), generator=drawn)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Random sequences of numbers below CLASSES, and what follows each: both part of one tensor, as of one sample."""
+
+    length: int
+
+    @property
+    def name(self) -> str:
+        """Of no other data set."""
+        return f"tokens-{self.length}"
+
+    def batch(self, seed: int, step: int, micro_batch: int, size: int) -> tuple[Tensor, Tensor]:
+        """See `Dataset`."""
+        drawn = torch.Generator().manual_seed(derive_seed("tokens", seed, step, micro_batch))
+        tokens = torch.randint(0, CLASSES, (size, self.length + 1), generator=drawn)
+        return tokens[:, :-1], tokens[:, 1:]
+
+
+class Scaled(torch.autograd.Function):
+    """x times a weight, by a function of its own that looks at what it has saved twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        """(..., width), (width,) -> (..., width)."""
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        """Of both."""
+        weight, x = ctx.saved_tensors[1], ctx.saved_tensors[0]
+        return grads[0] * weight, (grads[0] * x).flatten(0, -2).sum(0)
+
+
+class Scale(nn.Module):
+    """A custom function's layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., width) -> the same."""
+        found: Tensor = Scaled.apply(x, self.weight)  # type: ignore[no-untyped-call]
+        return found
 
 
 class Adapted(nn.Module):
@@ -131,9 +179,10 @@ def _blocks(family: str, width: int) -> tuple[tuple[int, ...], list[partial[nn.M
     if family == "images":
         blocks = [partial(_convolution, width, norm) for norm in (False, True)]
         return (width, 6, 6), [*blocks, partial(nn.Dropout, 0.1)], partial(_pooled, width)
-    if family == "sequences":
+    if family in ("sequences", "tokens"):
         blocks = [*linear, adapted, partial(Recurrent, width), partial(Attention, width), partial(nn.LayerNorm, width)]
-        return (5, width), blocks, partial(Mean, width, (1,))
+        last = partial(nn.Linear, width, CLASSES) if family == "tokens" else partial(Mean, width, (1,))
+        return (5, width), [*blocks, partial(Scale, width)], last
     return (width,), [*linear, adapted, partial(_linear, width, "norm")], partial(Mean, width, ())
 
 
@@ -143,9 +192,11 @@ def _pooled(channels: int) -> nn.Module:
 
 def random_model(rng: random.Random, layers: int) -> LayeredModel:
     """A chain of random blocks; some are frozen, sometimes two linear layers share their weights."""
-    family, width = rng.choice(["vectors", "vectors", "images", "sequences"]), rng.choice([4, 8, 24])
+    family, width = rng.choice(["vectors", "images", "sequences", "tokens"]), rng.choice([4, 8, 24])
     shape, blocks, last = _blocks(family, width)
     makers = [rng.choice(blocks) for _ in range(layers - 1)]
+    if family == "tokens":
+        makers[0] = partial(nn.Embedding, CLASSES, width)
     frozen = rng.choice([0.0, 0.0, 0.3, 0.8])
     made = [partial(_frozen, make) if rng.random() < frozen else make for make in makers]
     specs = [LayerSpec(f"layer{k}", make) for k, make in enumerate([*made, last])]
@@ -153,7 +204,8 @@ def random_model(rng: random.Random, layers: int) -> LayeredModel:
     ties: tuple[Tie, ...] = ()
     if len(tied) > 1 and rng.random() < 0.4:
         ties = (Tie(tuple((f"layer{k}", "0.weight") for k in sorted(rng.sample(tied, rng.randint(2, len(tied)))))),)
-    return LayeredModel("random", tuple(specs), cross_entropy, Noise(shape), ties)
+    data = Tokens(shape[0]) if family == "tokens" else Noise(shape)
+    return LayeredModel("random", tuple(specs), cross_entropy, data, ties)
 
 
 # ------------------------------------------------------------------ plans

@@ -14,12 +14,13 @@ import click
 from ...planner.basics import InputError, listed, parse_bandwidth, parse_seconds, printable, write_text
 from ...planner.cli import OutputFile, print_json, say
 from ...planner.problem import Link, ModelFamily, ModelGraph, compared, speeds_to_dict
-from ..basics import Form, option
+from ..basics import ENGINES, Form, option
 from .lines import fail, notices_as_lines
 from .options import gathered, options_of
 
 if TYPE_CHECKING:
     from ...models import Dataset, Granularity, LayeredModel
+    from ..basics import Engine
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 GRANULARITIES = ("parts", "block")
@@ -87,6 +88,10 @@ class Asked:
         metadata=option(
             "Measure layers through torch's compiler, too; stages of layers that are faster so run compiled."
         ),
+    )
+    engine: str = field(
+        default="auto",
+        metadata=option("That of execute which will run the stages; bytes differ a little.", choices=ENGINES),
     )
     data: str | None = field(
         default=None, metadata=option("What to feed it. [default: the model's own]", metavar="NAME")
@@ -252,6 +257,7 @@ def measure(model: str, asked: Asked) -> dict[str, Any]:
                 dtype=PRECISIONS[asked.precision],
                 load=asked.load or default_load(asked.device, asked.threads),
                 layers=cast("Granularity", asked.layers),
+                engine=cast("Engine", asked.engine),
                 compiled=asked.compile,
                 ways={asked.ways: team} if team > 1 else {},
             )
@@ -286,6 +292,8 @@ def estimate(model: str, asked: Asked) -> dict[str, Any]:
     """
     from ...planner.problem import PRESETS
 
+    if asked.engine != "auto":
+        raise InputError(f"--engine {asked.engine} is for measuring here, not for the preset {asked.device}")
     if asked.compile:
         raise InputError(f"--compile is for measuring here, not for the preset {asked.device}")
     if asked.load is not None:

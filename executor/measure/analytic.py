@@ -22,10 +22,11 @@ from ...planner.basics import InputError
 from ...planner.problem import DeviceType
 from ..basics import Engine, keywords_of
 from ..stage import lower
+from .distinct import Pieced
 from .kernels import Pricing, flat, kernel_pricing
 from .layer_run import Example, LayerRun, Timing, trace_layer
 from .lstm_reserve import LSTMReserve
-from .profile import Pieced, example_batch, model_document, profiled_layers
+from .profile import example_batch, model_document, profiled_layers
 from .roofline import Roofline
 from .team_link import TeamLink
 

@@ -25,7 +25,7 @@ class Kept(NamedTuple):
 class Handed(NamedTuple):
     """What a layer gives, whether it saves all it takes, and its workspace if nobody saves what it gives beside it.
 
-    takes, gives: what of these it keeps.
+    takes, gives: what of these it keeps. back: strides of the gradient that it hands back, None: contiguous.
     """
 
     output: Carried
@@ -33,6 +33,7 @@ class Handed(NamedTuple):
     dropped_workspace: int
     takes: Kept
     gives: Kept
+    back: tuple[int, ...] | None = None
 
 
 Twice = dict[tuple[str, str], tuple[int, int]]

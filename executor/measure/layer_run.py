@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models import LayeredModel, Piece
-from ...models.wiring import Carried, Part, tensors_of
+from ...models.wiring import Carried, Part, carried, tensors_of
 from ..basics import Engine
 from ..place import StorageTracker, unique_bytes
 from ..stage import (
@@ -21,6 +21,7 @@ from ..stage import (
     EagerProgram,
     StageLayers,
     build_program,
+    gradients_of,
     half_of,
     named_buffers,
     named_parameters,
@@ -83,13 +84,16 @@ class _Bytes:
 @dataclass(frozen=True)
 class Example:
     """A layer of model.json as it is in the model: its name, the positions of what it is made of, what passes between
-    that and the rest, what it takes, and the target where it is the last one; `compiled`: by torch's compiler."""
+    that and the rest, what it takes, and the target where it is the last one; `compiled`: by torch's compiler;
+    `strides`: of the gradient of its only output, as the layer behind it hands that back in one stage; None: as one
+    that has been received."""
 
     piece: Piece
     part: Part
     x: Carried
     target: Tensor | None
     compiled: bool = False
+    strides: tuple[int, ...] | None = None
 
 
 def trace_layer(
@@ -108,7 +112,9 @@ def trace_layer(
     """
     loss = None if on.target is None else model.loss
     label = f"layer {on.piece.name}"
-    layers = StageLayers(tuple(modules), on.part.ids, loss, any(on.part.wanted), label, half_of(dtype), on.part)
+    layers = StageLayers(
+        tuple(modules), on.part.ids, loss, any(on.part.wanted), label, half_of(dtype), on.part, on.strides
+    )
     how = Building(engine, 0 if check else None, compiled=on.compiled, among_team=team.said)
     program, notice = build_program(layers, on.x, on.target, how)
     if notice is not None:
@@ -123,7 +129,8 @@ class LayerRun:
         output: of the layer, or its loss.
         awaiting: bytes of the target, which is there while any layer of a last stage runs.
         dropped_workspace: what F and R take if the layer that gets the output saves nothing more for it. kept: of the
-            tensors that it takes, and gives, what it keeps. Both once bytes are known.
+            tensors that it takes, and gives, what it keeps. handed_back: strides of the gradient of the only tensor
+            that it takes, if that has one and is not contiguous. All once bytes are known.
     """
 
     def __init__(self, program: AnyProgram, modules: Modules, on: Example, awaiting: int = 0) -> None:
@@ -141,8 +148,10 @@ class LayerRun:
         self.outputs = tensors_of(self.output)
         self.dropped_workspace = 0
         self.kept: tuple[Kept, Kept] | None = None
-        self.grad_output = ones_like(self.output, (True,) if on.target is not None else on.part.returned)
-        self.grad_outputs = tensors_of(self.grad_output)
+        self.handed_back: tuple[int, ...] | None = None
+        ones = ones_like(self.output, (True,) if on.target is not None else on.part.returned)
+        self.grad_outputs = [_laid(tensor, on.strides) for tensor in tensors_of(ones)]
+        self.grad_output = carried(self.grad_outputs)
 
     def _kept(self) -> tuple[Kept, Kept]:
         """Of the tensors that it takes, and of those that it gives, which it keeps."""
@@ -150,7 +159,10 @@ class LayerRun:
         takes, gives = [_among(self.xs, part.tensors)], [_among(tensors_of(output), part.tensors)]
         del output, part
         output, stash = self._forward()
-        held = self.program.backward_input(stash, self.parameters, self.grad_output)[1].tensors
+        found, weight_stash = self.program.backward_input(stash, self.parameters, self.grad_output)
+        held, back = weight_stash.tensors, gradients_of(found)
+        if len(back) == 1 and back[0] is not None and not back[0].is_contiguous():
+            self.handed_back = back[0].stride()
         takes.append(_among(self.xs, held))
         gives.append(_among(tensors_of(output), held))
         return Kept(*takes), Kept(*gives)
@@ -297,7 +309,8 @@ class LayerRun:
             tracker.reset_peak()
             weight_stash = program.backward_input(stash, self.parameters, self.grad_output)[1]
             input_peak = tracker.peak_bytes
-            held, own_held = weight_stash.nbytes, _bytes_beyond(given, weight_stash.tensors) + own - named
+            held = weight_stash.nbytes
+            own_held = _bytes_beyond([*buffers, *given], weight_stash.tensors) + own - named
             tracker.reset_peak()
             program.backward_weight(weight_stash, self.sums)
             weight_peak = tracker.peak_bytes + held - own_held
@@ -314,6 +327,13 @@ class LayerRun:
             weight_peak=weight_peak,
             part_peak=part_peak,
         )
+
+
+def _laid(tensor: Tensor, strides: tuple[int, ...] | None) -> Tensor:
+    """The same ones with these strides; None: contiguous."""
+    if strides is None:
+        return tensor.contiguous()
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _among(tensors: Sequence[Tensor], kept: Sequence[Tensor]) -> tuple[bool, ...]:

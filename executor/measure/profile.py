@@ -7,26 +7,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...models import Granularity, LayeredModel, LayerSpec, Piece, load, pieces
+from ...models import Granularity, LayeredModel, load
 from ...models.lanes import Lane
 from ...models.loaders import Source, as_dataset
 from ...models.once import kept
-from ...models.protocol import build_shapes
-from ...models.wiring import Inputs, carried, each, tensors_of
+from ...models.wiring import Inputs, each
 from ...planner.problem import WORKSPACES
 from ..basics import Engine, ExecutionError, RunError, keywords_of, one_line
 from ..place import at_once
 from ..stage import EagerProgram, ProgramMismatch, TraceError, build_lowered, require_compiler, why_uncompiled, wide
 from ..state import as_dtype, inputs_and_targets, planned_edges, tied_bytes
-from .between import Between, Handed, Twice
+from .between import Handed, Twice
 from .companions import Pace, alone, companions
+from .distinct import LayerCosts, Pieced, distinct_layers
 from .layer_run import BY_ITSELF, Example, LayerRun, Timing, trace_layer
 from .reach import Reaches
 from .team import Team, lane_of_ways, require_room, seated
@@ -72,19 +72,6 @@ class Profiling:
     layers: Granularity = "parts"
     compiled: bool = False
     ways: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Pieced:
-    """A model, and how finely it is profiled."""
-
-    model: LayeredModel
-    layers: Granularity = "parts"
-
-    @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
-        """What the layers of model.json are made of. Raises ValueError for a granularity that there is not."""
-        return pieces(self.model, self.layers)
 
 
 def measure_layers(model: LayeredModel, how: Profiling) -> dict[str, Any]:
@@ -219,7 +206,7 @@ def profiled_layers(
             found, run = costs_of(engine, layer)
             eager.add(isinstance(run.program, EagerProgram))
             assert run.kept is not None
-            return found, Handed(run.output, run.program.saves_input, run.dropped_workspace, *run.kept)
+            return found, Handed(run.output, run.program.saves_input, run.dropped_workspace, *run.kept, run.handed_back)
 
         return costs
 
@@ -236,56 +223,6 @@ def _larger_bytes(layer: dict[str, Any], other: dict[str, Any]) -> dict[str, Any
     both = (key for key in layer if key in other and key.endswith("_bytes"))
     found = layer | {key: max(layer[key], other[key]) for key in both}
     return {key: value for key, value in found.items() if not key.startswith("selective")}  # the eager engine has none
-
-
-LayerCosts = Callable[[Example], tuple[dict[str, Any], Handed]]
-"""A layer -> (entry in model.json, the rest)."""
-
-
-def distinct_layers(
-    of: Pieced,
-    x: Inputs,
-    target: Tensor,
-    costs_of: LayerCosts,
-    how: str,
-    on_progress: Callable[[str], None] | None,
-) -> tuple[list[dict[str, Any]], Twice]:
-    """Every layer's entry in model.json, and what two of them keep; `costs_of` is asked once for layers that are alike.
-
-    Each layer gets what layers before it have given; `how` says in the progress what was done for the costs. Raises
-    ValueError: the data gives other tensors than the layers take.
-    """
-    known: dict[object, tuple[dict[str, Any], Handed]] = {}
-    layers: list[dict[str, Any]] = []
-    between = Between(of.model, of.pieces, x)
-    for piece in of.pieces:
-        likeness = tuple(_likeness(of.model.layers[index]) for index in piece.ids)
-        divided = tuple(tuple((of.model.layers[index].parallel_plan or {}).items()) for index in piece.ids)
-        part = between.part(piece, trained=any(trained for _, trained in likeness))
-        taken, last = between.taken(part), piece.ids.stop == len(of.model.layers)
-        kinds = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in taken)
-        key = (likeness, divided, part.form, kinds, last)
-        if fresh := key not in known:
-            known[key] = _costs_anywhere(costs_of, Example(piece, part, carried(taken), target if last else None))
-        costs, handed = known[key]
-        entry = {"name": piece.name, **costs}
-        between.add(part, entry, handed)
-        layers.append(entry)
-        if on_progress:
-            on_progress(f"{piece.name}: {_summary(costs, how if fresh else 'like an earlier layer')}")
-    between.count_passing()
-    return layers, between.twice
-
-
-def _costs_anywhere(costs_of: LayerCosts, layer: Example) -> tuple[dict[str, Any], Handed]:
-    """Its costs; bytes are the larger of those inside a stage, where a tensor may be strided, and at its begin."""
-    costs, handed = costs_of(layer)
-    if all(tensor.is_contiguous() for tensor in tensors_of(layer.x)):
-        return costs, handed
-    together = carried([tensor.contiguous() for tensor in tensors_of(layer.x)])
-    other, _ = costs_of(replace(layer, x=together))
-    both = (key for key in costs if key.endswith("_bytes") and not key.startswith("selective"))
-    return costs | {key: max(costs[key], other[key]) for key in both}, handed
 
 
 def model_document(
@@ -337,12 +274,6 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _summary(costs: dict[str, Any], how: str) -> str:
-    backward = costs["backward_input_s"] + costs["backward_weight_s"]
-    compiled = "compiled, " if costs.get("compiled") else ""
-    return f"{compiled}forward {costs['forward_s'] * 1e3:.2f} ms, backward {backward * 1e3:.2f} ms ({how})"
-
-
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
@@ -351,24 +282,3 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _likeness(spec: LayerSpec) -> tuple[object, bool]:
-    """(equal for two layers of one structure: modules, plain attributes, shapes; whether some of it is trained).
-
-    Allocates no storage.
-    """
-    module = build_shapes(spec)
-    parts = []
-    for name, part in module.named_modules():
-        plain = sorted((key, repr(value)) for key, value in vars(part).items() if _is_plain(value))
-        parts.append((name, type(part), tuple(plain)))
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    shapes = tuple((name, tuple(t.shape), t.dtype, t.requires_grad) for name, t in tensors)
-    return (repr(module), tuple(parts), shapes), any(parameter.requires_grad for parameter in module.parameters())
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (bool, int, float, str, torch.dtype))

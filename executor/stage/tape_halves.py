@@ -9,9 +9,10 @@ functions) has its parameters' gradients computed in I already; everything else 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -60,7 +61,8 @@ class Cut:
             of the gradients that arrive there; None: there is no I.
         early: parameters whose gradients I computes.
         branches: what W does, from the output back.
-        held: the slots W reads. once: those that are looked at in I and never again.
+        held: the slots W reads. once: those that are looked at in I and never again. often: by custom autograd
+            functions, whose backward may look twice, the slots that nobody else does.
     """
 
     boundary: tuple[Node, tuple[int, ...]] | None
@@ -68,6 +70,7 @@ class Cut:
     branches: list[Branch]
     held: list[Slot]
     once: list[Slot]
+    often: list[tuple[Node, list[Slot]]]
 
 
 class _Graph:
@@ -118,7 +121,7 @@ def leads_to(tape: Tape) -> tuple[tuple[str, ...], bool]:
 def cut(tape: Tape) -> Cut:
     """Find where the tape's backward comes apart."""
     if tape.output is None:
-        return Cut(None, {}, [], [], list(tape.slots))
+        return Cut(None, {}, [], [], list(tape.slots), [])
     boundary: tuple[Node, tuple[int, ...]] | None = None
     if tape.entry is not None:
         boundary = tape.entry, tuple(range(len(tape.numbers)))
@@ -193,13 +196,16 @@ def _with_slots(
     held = {slot for branch in branches for slot in branch.slots} & own
     known: set[Slot] = set()
     once: set[Slot] = set()
+    often: list[tuple[Node, list[Slot]]] = []
     for node in graph.order:
         found = set(_slots(node)) & own
         known |= found
-        if not _is_python(node):
+        if _is_python(node):
+            often.append((node, list(found - held)))
+        else:
             once |= found
     held |= own - known  # of nodes that do not say what they have saved
-    return Cut(boundary, early, branches, [s for s in tape.slots if s in held], list(once - held))
+    return Cut(boundary, early, branches, [s for s in tape.slots if s in held], list(once - held), often)
 
 
 def run_input(tape: Tape, parts: Cut, gradient: Carried) -> tuple[Gradients, list[Tensor]]:
@@ -216,7 +222,7 @@ def run_input(tape: Tape, parts: Cut, gradient: Carried) -> tuple[Gradients, lis
         slot.once = True
     found: list[Tensor | None] = []
     if wanted:
-        with torch.no_grad():
+        with torch.no_grad(), _let_go(parts.often):
             edges, gradients = roots(tape, gradient)
             found += torch.autograd.grad(edges, wanted, gradients, retain_graph=True, allow_unused=True)
     taken = found[len(found) - len(ends) :]
@@ -230,6 +236,22 @@ def run_input(tape: Tape, parts: Cut, gradient: Carried) -> tuple[Gradients, lis
         branch.entered = [value is not None for value in found[position : position + len(branch.inputs)]]
         position += len(branch.inputs)
     return grad, [value for value in found if value is not None]
+
+
+@contextmanager
+def _let_go(often: Sequence[tuple[Node, list[Slot]]]) -> Iterator[None]:
+    """What nodes have saved goes as soon as they have run."""
+
+    def empty(slots: list[Slot], *_: object) -> None:
+        for slot in slots:
+            slot.tensor = None
+
+    handles = [node.register_hook(partial(empty, slots)) for node, slots in often if slots]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def run_weight(parts: Cut, gradients: list[Tensor], accumulators: Mapping[str, Tensor]) -> None:

@@ -51,6 +51,7 @@ class StageLayers:
         label: how errors call the stage.
         half: the 16-bit type of mixed precision, None without.
         part: what the layers take and give. None: each takes what the one before it gives.
+        strides: of the gradient that the only output gets; None: of all as of the outputs.
     """
 
     modules: Sequence[nn.Module]
@@ -60,6 +61,7 @@ class StageLayers:
     label: str
     half: torch.dtype | None = None
     part: Part | None = None
+    strides: tuple[int, ...] | None = None
 
     @cached_property
     def wires(self) -> Part:
@@ -214,9 +216,10 @@ def _trace(layers: StageLayers, example_input: Carried, example_target: Tensor |
     if any(isinstance(part, nn.RNNBase) for module in layers.modules for part in module.modules()):
         fake.cache_enabled = False  # what it remembers of their backward forgets that two biases have one gradient
 
-    def imitate(tensor: Tensor, requires_grad: bool = False) -> Tensor:
+    def imitate(tensor: Tensor, requires_grad: bool = False, strides: tuple[int, ...] | None = None) -> Tensor:
         with fake:
-            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            laid = strides or tensor.stride()
+            empty = torch.empty_strided(tensor.shape, laid, dtype=tensor.dtype, device=tensor.device)
         return empty.requires_grad_(requires_grad)
 
     real = named_parameters(layers.modules, layers.layer_ids)
@@ -229,7 +232,8 @@ def _trace(layers: StageLayers, example_input: Carried, example_target: Tensor |
     targets = [] if example_target is None else [imitate(example_target)]
     with fake:
         output = tensors_of(layers.run({**parameters, **buffers}, carried(xs), _first(targets), lambda *_: None))
-    grad_outputs = [imitate(tensor.detach()) for tensor, flag in zip(output, returned, strict=True) if flag]
+    with_gradients = (tensor for tensor, flag in zip(output, returned, strict=True) if flag)
+    grad_outputs = [imitate(tensor.detach(), strides=layers.strides) for tensor in with_gradients]
     recorder = _LayerRecorder()
 
     def joint(*flat: Tensor) -> list[Tensor | None]:

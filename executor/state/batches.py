@@ -10,7 +10,7 @@ from torch import Tensor
 from ...models import Dataset
 from ...models.loaders import DataFault
 from ...models.sampling import batch_of, targets_of, tells_targets
-from ...models.wiring import Inputs, named
+from ...models.wiring import Inputs, each, named
 from ..basics import RunError
 
 
@@ -19,7 +19,10 @@ class DataError(RunError):
 
 
 def inputs_and_targets(data: Dataset, seed: int, step: int, micro_batch: int, samples: int) -> tuple[Inputs, Tensor]:
-    """A micro-batch. Raises DataError: the data has ended, or these are not inputs and targets of so many samples."""
+    """A micro-batch, every tensor in memory of its own.
+
+    Raises DataError: the data has ended, or these are not inputs and targets of so many samples.
+    """
     where = f"data set {data.name!r}, step {step}, micro-batch {micro_batch}"
     found: Any = _asked(where, lambda: batch_of(data, seed, step, micro_batch, samples))
     if not isinstance(found, tuple | list) or len(found) != 2 or not isinstance(found[1], Tensor):
@@ -30,7 +33,7 @@ def inputs_and_targets(data: Dataset, seed: int, step: int, micro_batch: int, sa
         raise DataError(f"{where}: gives {_kind(found)}, not inputs and targets")
     for tensor in named(inputs).values():
         _require_samples(where, tensor, samples)
-    return inputs, targets
+    return each(inputs, _alone), _alone(targets)
 
 
 def targets_alone(data: Dataset, seed: int, step: int, micro_batch: int, samples: int) -> Tensor:
@@ -41,7 +44,12 @@ def targets_alone(data: Dataset, seed: int, step: int, micro_batch: int, samples
     found: Any = _asked(where, lambda: targets_of(data, seed, step, micro_batch, samples))
     if not isinstance(found, Tensor):
         raise DataError(f"{where}: gives {_kind(found)}, not targets")
-    return found
+    return _alone(found)
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The tensor in memory of its own: who keeps a part of something larger keeps it all, and that is not planned."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def _asked(where: str, question: Any) -> Any:

@@ -23,7 +23,7 @@ class Limit:
     """A device's planned peak, and what the ops of its list need.
 
     An op declares what it keeps and, as an upper bound, its workspace. The least that one of its kind and stage has
-    taken is what it needs; before any has run, what it keeps.
+    taken from when its inputs were there is what it needs; before any has run, what it keeps.
 
     Attributes:
         planned_bytes: the peak of the plan's forecast.
@@ -51,6 +51,10 @@ class Limit:
                 f"not run: {live_bytes} bytes held and {needed} declared are {live_bytes + needed} bytes, "
                 f"{self.planned_bytes} were planned"
             )
+        self._before = self._most = live_bytes
+
+    def started(self, live_bytes: int) -> None:
+        """The inputs of the op that was admitted last are there."""
         self._before = self._most = live_bytes
 
     def hold(self, peak_bytes: int) -> None:

@@ -87,6 +87,8 @@ class Observer:
         if self._tracker is not None:
             self._live_bytes = self._tracker.current_bytes
             self._note(self._tracker.take_peak())
+            if self._limit is not None:
+                self._limit.started(self._live_bytes)
 
     def _note(self, peak_bytes: int) -> None:
         if self._limit is not None:

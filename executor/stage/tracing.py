@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -78,6 +79,11 @@ class StageLayers:
         """Of what `run` returns, the tensors whose gradients come back."""
         return (True,) if self.loss is not None else self.wires.returned
 
+    @cached_property
+    def recurrent(self) -> tuple[tuple[nn.RNNBase, ...], ...]:
+        """The recurrent modules of every layer."""
+        return tuple(tuple(p for p in module.modules() if isinstance(p, nn.RNNBase)) for module in self.modules)
+
     def run(
         self,
         values: Mapping[str, Tensor],
@@ -107,7 +113,8 @@ class StageLayers:
             prefix = f"{layer_id}."
             own = {name[len(prefix) :]: value for name, value in values.items() if name.startswith(prefix)}
             versions = [(tensor, tensor._version) for tensor in flow.waiting]
-            result = functional_call(module, own, taken)
+            with _given_back(self.recurrent[place]):
+                result = functional_call(module, own, taken)
             if any(tensor._version != version for tensor, version in versions):
                 raise TraceError(f"{self.label}: layer {layer_id} changes in place what another layer takes")
             del taken, versions
@@ -134,6 +141,17 @@ class StageLayers:
             raise TraceError(f"{self.label}: a stage with a loss needs a target")
         wide = tuple(t.float() if self.half is not None and t.is_floating_point() else t for t in found)
         return self.loss(carried(wide), target)
+
+
+@contextmanager
+def _given_back(modules: Sequence[nn.RNNBase]) -> Iterator[None]:
+    """Recurrent modules keep the weights of their last forward, a version that may be in nobody's plan any more."""
+    own = [(module._flat_weights, module._flat_weight_refs) for module in modules]
+    try:
+        yield
+    finally:
+        for module, (weights, refs) in zip(modules, own, strict=True):
+            module._flat_weights, module._flat_weight_refs = weights, refs
 
 
 @dataclass(frozen=True)
@@ -213,7 +231,7 @@ def trace_joint(layers: StageLayers, example_input: Carried, example_target: Ten
 
 def _trace(layers: StageLayers, example_input: Carried, example_target: Tensor | None) -> JointGraph:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    if any(isinstance(part, nn.RNNBase) for module in layers.modules for part in module.modules()):
+    if any(layers.recurrent):
         fake.cache_enabled = False  # what it remembers of their backward forgets that two biases have one gradient
 
     def imitate(tensor: Tensor, requires_grad: bool = False, strides: tuple[int, ...] | None = None) -> Tensor:

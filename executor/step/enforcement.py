@@ -22,8 +22,8 @@ class MemoryExceeded(RuntimeError):
 class Limit:
     """A device's planned peak, and what the ops of its list need.
 
-    An op declares what it keeps and, as an upper bound, its workspace. The least that one of its kind and stage has
-    taken from when its inputs were there is what it needs; before any has run, what it keeps.
+    An op declares what it keeps and, as an upper bound, its workspace. It needs what it keeps and, once its inputs are
+    there, the least that one of its kind and stage has taken from then on.
 
     Attributes:
         planned_bytes: the peak of the plan's forecast.
@@ -36,7 +36,7 @@ class Limit:
         self._order: Sequence[Op] = ()
         self._declared: Sequence[Taken] = ()
         self._measured: dict[tuple[Kind, int], int] = {}
-        self._before = self._most = 0
+        self._position = self._before = self._most = 0
 
     def follow(self, plan: Plan) -> None:
         """The device runs its list of this plan from now on: the same one, as long as the run."""
@@ -44,18 +44,22 @@ class Limit:
 
     def admit(self, position: int, live_bytes: int) -> None:
         """Before the op at this position of the list. Raises MemoryExceeded."""
-        op, declared = self._order[position], self._declared[position]
-        needed = min(declared.bytes, self._measured.get((op.kind, op.stage), declared.kept))
+        self._position = position
+        self._require(live_bytes, self._declared[position].kept)
+        self._before = self._most = live_bytes
+
+    def started(self, live_bytes: int) -> None:
+        """The op that was admitted last has its inputs, and what it does without is gone. Raises MemoryExceeded."""
+        op = self._order[self._position]
+        self._require(live_bytes, min(self._declared[self._position].bytes, self._measured.get((op.kind, op.stage), 0)))
+        self._before = self._most = live_bytes
+
+    def _require(self, live_bytes: int, needed: int) -> None:
         if needed and live_bytes + needed > self.planned_bytes:
             raise MemoryExceeded(
                 f"not run: {live_bytes} bytes held and {needed} declared are {live_bytes + needed} bytes, "
                 f"{self.planned_bytes} were planned"
             )
-        self._before = self._most = live_bytes
-
-    def started(self, live_bytes: int) -> None:
-        """The inputs of the op that was admitted last are there."""
-        self._before = self._most = live_bytes
 
     def hold(self, peak_bytes: int) -> None:
         """After the most that was live lately. Raises MemoryExceeded."""

@@ -110,6 +110,29 @@ def test_an_eager_backward_frees_its_stash_on_the_way(name: str, halves: bool) -
     assert peaks[1] <= 1.03 * peaks[0]
 
 
+def test_recurrent_layers_keep_no_weights_between_forwards() -> None:
+    """Those of a version that has been replaced go with its stash, not with the next forward."""
+    module, x = nn.LSTM(4, 4), torch.randn(3, 2, 4)
+    program = EagerProgram(StageLayers((Outputs(module),), (0,), None, True, "stage"), x, None)
+    own = {f"0.inner.{name}": tensor.detach().clone() for name, tensor in module.named_parameters()}
+    stash = program.forward(own, {}, x)[1]
+    assert {weight.data_ptr() for weight in module._flat_weights} == {p.data_ptr() for p in module.parameters()}
+    sums = {name: torch.zeros_like(tensor) for name, tensor in own.items()}
+    assert program.backward(stash, own, torch.ones(3, 2, 4), sums) is not None
+
+
+class Outputs(nn.Module):
+    """The first of what a module returns."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x)[0]
+        return found
+
+
 class Wired(nn.Module):
     """A layer put together from named parts: weights used twice, normalised, sliced, frozen, on side paths."""
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations
 
 import pytest
 import torch
+from own_models import chain
 from runs import profile, sized
+from torch import Tensor, nn
 
+from contraflow.executor.basics.options import Engine
 from contraflow.executor.measure.between import Between, Handed
 from contraflow.executor.measure.layer_run import Example, LayerRun, trace_layer
 from contraflow.executor.measure.profile import example_batch
@@ -19,6 +23,25 @@ from contraflow.planner import Cluster, ModelGraph, SearchSpace, Workload, plan
 from contraflow.planner.problem import StageCosts
 
 SAMPLES = 4
+
+
+class Recurrent(nn.Module):
+    """It hands gradients back with positions before samples in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.lstm(x)[0]
+        return found
+
+
+def swapping() -> LayeredModel:
+    """Layers that copy a gradient laid out in such a way, one that passes it on, and recurrent ones behind them."""
+    linear, recurrent = partial(nn.Linear, 8, 8), partial(Recurrent)
+    inside = [recurrent, linear, recurrent, linear, partial(nn.Dropout, 0.1), recurrent]
+    return chain([partial(nn.Unflatten, 1, (4, 8)), *inside, partial(nn.Flatten)], 32)
 
 
 def sizes_of(model: LayeredModel, begin: int, end: int) -> dict[str, int]:
@@ -42,10 +65,10 @@ def sizes_of(model: LayeredModel, begin: int, end: int) -> dict[str, int]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["resnet-tiny", "lstm-tiny", "mlp-deep"])
+@pytest.mark.parametrize("name", ["resnet-tiny", "lstm-tiny", "mlp-deep", "swapping"])
 def test_every_stage_of_a_model_takes_what_its_layers_say(name: str) -> None:
     """Stashes to the byte, those of tensors that two layers save included; ops no more."""
-    model = resolve(name)
+    model = swapping() if name == "swapping" else resolve(name)
     graph = ModelGraph.from_dict(profile(model, SAMPLES))
     layers = tuple(layer.name for layer in graph.layers)
     for begin, end in combinations(range(len(layers) + 1), 2):
@@ -53,7 +76,7 @@ def test_every_stage_of_a_model_takes_what_its_layers_say(name: str) -> None:
         at = stages.index(layers[begin:end])
         costs, found = StageCosts.of(graph, stages), sizes_of(model, begin, end)
         assert found["stash_bytes"] == costs.stash_bytes[at], (begin, end)
-        assert found["weight_stash_bytes"] <= costs.weight_stash_bytes[at] * 1.02, (begin, end)
+        assert found["weight_stash_bytes"] <= costs.weight_stash_bytes[at], (begin, end)
         taken, given = (sum(edge.bytes for edge in costs.edges if edge[k] == at) for k in (1, 0))
         stash, unsaved = found["stash_bytes"], found["unsaved_input_bytes"]
         received = sum(max(0, size - stash) for size in (taken, int(costs.input_bytes[at])))
@@ -76,10 +99,23 @@ def test_a_residual_network_saves_its_activations_once() -> None:
 @pytest.mark.parametrize("name", ["resnet-tiny", "lstm-tiny", "gpt-tiny", "mlp-deep"])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zb-v"])
 def test_devices_hold_what_is_planned_within_a_tenth(name: str, schedule: str) -> None:
-    model = resolve(name)
-    graph = sized(model, 16)
+    require_near(resolve(name), schedule)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zb-v"])
+@pytest.mark.parametrize(
+    ("name", "samples", "engine"), [("gpt-tiny", 1, "auto"), ("llama-tiny", 4, "eager"), ("swapping", 4, "auto")]
+)
+def test_odd_data_and_layers_hold_no_more_than_planned(name: str, samples: int, engine: Engine, schedule: str) -> None:
+    """Inputs and targets that are parts of one tensor; a custom function; gradients that are laid out otherwise."""
+    require_near(swapping() if name == "swapping" else resolve(name), schedule, samples, engine)
+
+
+def require_near(model: LayeredModel, schedule: str, samples: int = 16, engine: Engine = "auto") -> None:
+    """Every device of a plan on two holds between nine tenths of what is planned and that."""
+    graph = sized(model, samples, engine=engine)
     found = plan(graph, Cluster.uniform(2), Workload(8, "adam"), SearchSpace(schedule=schedule), time_limit=20).plan
     assert found is not None
-    result = execute(found, 2, model, transport="threads", self_check=False)
+    result = execute(found, 2, model, transport="threads", self_check=False, engine=engine)
     for held, planned in zip(result.peak_bytes, result.forecast_peak_bytes, strict=True):
         assert 0.9 * planned <= held <= planned

@@ -48,6 +48,7 @@ OPTIONS: dict[str, set[str]] = {
     "profile": {
         "--micro-batch-size", "--device", "--precision", "--efficiency", "--data", "--threads", "--load", "--cluster",
         "--layers", "--output", "-o", "--json", "--team", "--ways", "--link", "--compile",
+        "--engine",
     },
     "execute": {
         "--steps", "--model", "--data", "--lr", "--seed", "--dtype", "--transport", "--trace", "--checkpoint",

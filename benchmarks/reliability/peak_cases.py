@@ -163,6 +163,19 @@ def _linear(width: int, tail: str) -> nn.Module:
     return nn.Sequential(nn.Linear(width, width), tails[tail]())
 
 
+class Joined(nn.Module):
+    """A block, and beside it what an earlier layer gives."""
+
+    def __init__(self, make: partial[nn.Module]) -> None:
+        super().__init__()
+        self.block = make()
+
+    def forward(self, x: Tensor, skipped: Tensor) -> Tensor:
+        """Two of a shape -> one."""
+        found: Tensor = self.block(x) + skipped
+        return found
+
+
 def _frozen(make: partial[nn.Module]) -> nn.Module:
     return make().requires_grad_(False)
 
@@ -190,8 +203,12 @@ def _pooled(channels: int) -> nn.Module:
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES))
 
 
+def _taking(layer: int, sources: dict[int, int]) -> dict[str, tuple[str, ...]]:
+    return {"inputs": (f"layer{layer - 1}", f"layer{sources[layer]}")} if layer in sources else {}
+
+
 def random_model(rng: random.Random, layers: int) -> LayeredModel:
-    """A chain of random blocks; some are frozen, sometimes two linear layers share their weights."""
+    """Random blocks in a chain, or with skip connections; some are frozen, sometimes linear layers share weights."""
     family, width = rng.choice(["vectors", "images", "sequences", "tokens"]), rng.choice([4, 8, 24])
     shape, blocks, last = _blocks(family, width)
     makers = [rng.choice(blocks) for _ in range(layers - 1)]
@@ -199,7 +216,10 @@ def random_model(rng: random.Random, layers: int) -> LayeredModel:
         makers[0] = partial(nn.Embedding, CLASSES, width)
     frozen = rng.choice([0.0, 0.0, 0.3, 0.8])
     made = [partial(_frozen, make) if rng.random() < frozen else make for make in makers]
-    specs = [LayerSpec(f"layer{k}", make) for k, make in enumerate([*made, last])]
+    joined = rng.choice([0.0, 0.0, 0.3])
+    sources = {k: rng.randrange(k - 1) for k in range(2, layers - 1) if rng.random() < joined}
+    made = [partial(Joined, make) if k in sources else make for k, make in enumerate(made)]
+    specs = [LayerSpec(f"layer{k}", make, **_taking(k, sources)) for k, make in enumerate([*made, last])]
     tied = [k for k, make in enumerate(made) if make.func is _linear]
     ties: tuple[Tie, ...] = ()
     if len(tied) > 1 and rng.random() < 0.4:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..basics import PlanError
 from ..graph import (
+    MOVES_BESIDE,
     NOWHERE,
     Flags,
     Floats,
@@ -176,7 +177,7 @@ def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: Mach
         again = ops.where(Kind.R)
         again = again[Homes.of(plan, ops.width).partly(ops, again)]
         seconds[again] = costs.selective_s[ops.stage[again]]
-    seconds = seconds / machine.speed[ops.device]
+    seconds = (seconds + moving_seconds(costs, ops)) / machine.speed[ops.device]
     if machine.steps_take_time:
         owners = holders(plan) if plan.problem.workload.sharded else None
 
@@ -197,7 +198,19 @@ def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: Mach
 def overhead_seconds(costs: StageCosts, ops: Ops, speed: Floats) -> Floats:
     """Of `compute_seconds`, what every op costs beside its layers."""
     pace = np.where(ops.kind == Kind.STEP.value, 1.0, speed[ops.device])
-    return np.asarray(beside_layers_s(costs, ops.kind, ops.stage) / pace)
+    return np.asarray((beside_layers_s(costs, ops.kind, ops.stage) + moving_seconds(costs, ops)) / pace)
+
+
+def moving_seconds(costs: StageCosts, ops: Ops) -> Floats:
+    """What F, B and I cost at speed 1 where their device posts that the stash leaves it, or comes back to it."""
+    found = np.zeros(len(ops))
+    for kind, moving in MOVES_BESIDE.items() if costs.overhead.message_s else ():
+        moves = ops.where(*moving)
+        if len(moves):
+            beside = ops.at(ops.table(kind), moves)
+            mine = beside[(beside >= 0) & (ops.device[beside] == ops.device[moves])]
+            np.add.at(found, mine, costs.overhead.message_s)
+    return found
 
 
 def _message_times(plan: Structured, machine: Machine, ops: Ops, found: Messages) -> tuple[Floats, Floats]:

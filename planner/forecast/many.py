@@ -9,7 +9,7 @@ import numpy as np
 
 from ..graph import Floats, Homes, Machine, StageCosts, Structured, run_many
 from ..plan import COLLECTIVES, RECEIVES, Kind
-from .jobs import Jobs, shared
+from .jobs import Jobs, moving_seconds, shared
 
 
 def with_seconds(plan: Structured, costs: StageCosts, jobs: Jobs, seconds: Floats) -> Iterator[tuple[StageCosts, Jobs]]:
@@ -30,7 +30,8 @@ def with_seconds(plan: Structured, costs: StageCosts, jobs: Jobs, seconds: Float
     durations = np.repeat(jobs.alone[None, :], len(seconds), axis=0)
     mine = ops.where(Kind.F, Kind.R, Kind.B, Kind.I, Kind.W)
     machine = Machine.of(plan.problem.cluster)
-    durations[:, mine] = table[:, ops.kind[mine], ops.stage[mine]] / machine.speed[ops.device[mine]]
+    moving_s = moving_seconds(costs, ops)[mine]
+    durations[:, mine] = (table[:, ops.kind[mine], ops.stage[mine]] + moving_s) / machine.speed[ops.device[mine]]
     again = ops.where(Kind.R)
     again = again[Homes.of(plan, ops.width).partly(ops, again)] if len(again) else again
     if len(again):  # as much longer or shorter as the forward

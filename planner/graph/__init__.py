@@ -48,7 +48,7 @@ from .reductions import (
 )
 from .replicas import forward_devices, holders, stage_bytes, static_bytes, training_bytes
 from .shared_cores import Sharing, run_sharing
-from .structured import Structured, beside_layers_s, costs_of, route, update_ends, update_size
+from .structured import MOVES_BESIDE, Structured, beside_layers_s, costs_of, route, update_ends, update_size
 from .traffic import (
     Messages,
     Traffic,
@@ -75,6 +75,7 @@ __all__ = [
     "INCOMING",
     "Ints",
     "KEEP",
+    "MOVES_BESIDE",
     "Machine",
     "Messages",
     "NOWHERE",

@@ -13,6 +13,14 @@ from .columns import Floats, Ints
 _PASSES = [kind.value for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)]
 
 
+MOVES_BESIDE = {
+    Kind.F: (Kind.OFFLOAD, Kind.SEND_S),
+    Kind.B: (Kind.FETCH, Kind.RECV_S),
+    Kind.I: (Kind.FETCH, Kind.RECV_S),
+}
+"""What a device posts for the stash of an op that it runs: each costs it as much as a tensor between stages."""
+
+
 class Structured(Protocol):
     """What plans and candidates have in common: everything but the order."""
 

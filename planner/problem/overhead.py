@@ -12,7 +12,8 @@ class Overhead:
     Attributes:
         op_s: of every F, B, I, W and R, calling its program included: layers' own seconds are without that.
         message_s: at either end of every tensor between two stages; F, B and I have those of their stage, and R has
-            F's. Counted wherever the stages lie: what it costs is the same for every placement of a cut.
+            F's. Counted wherever the stages lie: what it costs is the same for every placement of a cut. As much again
+            in F where its stash is copied or sent, in B and I where it comes back.
         step_s: of every STEP that trains something, as its bytes' seconds whatever the speed.
         collective_s: of every sum of gradients and gathering of parameters between ranks, beside what their links take:
             ranks that compute as long as one another are never ready at the same time.

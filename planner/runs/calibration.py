@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..graph import beside_layers_s, stash_policy
+from ..graph import MOVES_BESIDE, beside_layers_s, stash_policy
 from ..plan import Kind
 from ..problem import Layer, ModelGraph, StageCosts
 from .trace import RunTrace
@@ -77,9 +77,11 @@ def measured(model: ModelGraph, traces: Sequence[RunTrace], overhead: bool = Tru
         ops: dict[tuple[int, Kind, bool], list[tuple[float, float]]] = {}
         row = {m: line for line, p in zip(trace.stash, trace.pipelines, strict=True) for m in p.micro_batches}
         for device in trace.devices:
+            listed = {x.op[:3] for x in device.ops}
             for x in device.ops:
                 if x.op.kind in _PARTS:
-                    known = float(beside_layers_s(costs, x.op.kind, x.op.stage))
+                    moves = sum((kind, *x.op[1:3]) in listed for kind in MOVES_BESIDE.get(x.op.kind, ()))
+                    known = float(beside_layers_s(costs, x.op.kind, x.op.stage)) + moves * trace.overhead.message_s
                     seconds = x.duration_s * device.speed
                     if overhead:
                         seconds = max(0.0, seconds + x.overhead_s * device.speed - known)

@@ -242,7 +242,7 @@ class Account:
         if op.kind is Kind.R and self.policy(op) == "selective":
             table[Kind.R] = costs.selective_s
         if op.kind in table:
-            return (float(table[op.kind][s]) + self._around(op)) / kind.speed
+            return (float(table[op.kind][s]) + self._around(device, op)) / kind.speed
         around = self.cluster.around.step_s if op.kind is Kind.STEP and costs.trained_bytes[s] else 0.0
         if op.kind is Kind.FREE or kind.memory_bandwidth is None:
             return around
@@ -255,12 +255,17 @@ class Account:
                 trained += tie.trained_bytes
         return around + self.workload.step_traffic_bytes(trained) / kind.memory_bandwidth
 
-    def _around(self, op: Op) -> float:
-        """What an op costs beside its layers: its own overhead, and that of its stage's messages but for W."""
+    def _around(self, device: int, op: Op) -> float:
+        """What an op costs beside its layers: its own overhead, that of its stage's messages but for W, and that of
+        the stash that its device sees off or gets back."""
         said = self.cluster.overhead
         if said is None:
             return 0.0
         tensors = 0 if op.kind is Kind.W else sum(op.stage in edge[:2] for edge in self.costs.edges)
+        moves = {Kind.F: (Kind.OFFLOAD, Kind.SEND_S), Kind.B: (Kind.FETCH, Kind.RECV_S)}
+        moves[Kind.I] = moves[Kind.B]
+        mine = (other for other in self.plan.orders[device] if other[1:3] == op[1:3])
+        tensors += sum(other.kind in moves.get(op.kind, ()) for other in mine)
         return said.op_s + tensors * said.message_s
 
     def part(self, s: int) -> int:

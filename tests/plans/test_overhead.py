@@ -13,8 +13,10 @@ from random_plans import Costs, plans_of, random_candidate, random_layers
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, Plan, Workload, evaluate, plan, simulate
 from contraflow.planner.forecast.jobs import overhead_seconds
 from contraflow.planner.graph import Candidate
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.partition.chain import Chain
 from contraflow.planner.plan import Pipeline, Problem
+from contraflow.planner.plan_file import op_from_text
 from contraflow.planner.problem import NodeGroup, Overhead, StageCosts
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.search import overhead_notes
@@ -37,6 +39,24 @@ def test_an_op_costs_its_own_overhead_and_that_of_its_stage_s_messages() -> None
     assert (costs.backward_input_s - bare.backward_input_s).tolist() == pytest.approx(around)
     assert (costs.backward_weight_s - bare.backward_weight_s).tolist() == pytest.approx([0.5] * 3)
     assert (costs.backward_s - bare.backward_s).tolist() == pytest.approx(around)  # one op, where halves are two
+
+
+@pytest.mark.parametrize("policy", ["offload", "ship>1"])
+def test_what_moves_a_stash_costs_as_much_as_a_message(policy: str) -> None:
+    """Once in the forward and once in the backward of the device that it leaves and comes back to."""
+    (group,) = Cluster.uniform(2).nodes
+    group = replace(group, host_link=Link(1e3))
+    problem = Problem(uneven(0, 4), Cluster((group,), overhead=OVERHEAD), Workload(2))
+    times = []
+    for first in ("keep", policy):
+        stages = (("layer0", "layer1"), ("layer2", "layer3"))
+        candidate = Candidate(problem, stages, (Pipeline((0, 1), (0, 1), (0, 1)),), ((first, "keep"),))
+        lists = [[op_from_text(name) for name in text.split()] for text in ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")]
+        timeline = simulate(assemble(candidate, lists))
+        times.append([{str(x.op): x.end_s - x.start_s for x in device.ops} for device in timeline.devices])
+    for device, kept in enumerate(times[0]):
+        for op, seconds in kept.items():
+            assert times[1][device][op] - seconds == pytest.approx(0.125 if device == 0 and op[1] in "FB" else 0)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -33,6 +33,8 @@ class Pieced:
 
 LayerCosts = Callable[[Example], tuple[dict[str, Any], Handed]]
 """A layer -> (entry in model.json, the rest)."""
+Known = dict[object, tuple[dict[str, Any], Handed]]
+"""By what makes layers alike."""
 FAR = 4
 """A gradient's strides are followed back through so many layers: what these take is kept until then."""
 
@@ -74,9 +76,6 @@ def distinct_layers(
             on_progress(f"{piece.name}: {_summary(costs, how if fresh else 'like an earlier layer')}")
     between.count_passing()
     return layers, between.twice
-
-
-Known = dict[object, tuple[dict[str, Any], Handed]]
 
 
 class _Measured(NamedTuple):

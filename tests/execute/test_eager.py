@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -356,6 +357,18 @@ def test_an_unknown_engine_is_refused() -> None:
         execute(planned(BRANCHING), 1, BRANCHING.model, engine="steam")  # type: ignore[arg-type]
     with pytest.raises(TraceError, match=r"stage \d cannot be traced"):
         execute(planned(BRANCHING), 1, BRANCHING.model, transport="threads", engine="graph")
+
+
+def test_profiles_are_of_the_engine_that_is_asked_for(tmp_path: Path) -> None:
+    """Autograd makes no part of a stash again; a preset runs nothing, so there is nothing to choose."""
+    for engine, partly in (("auto", True), ("eager", False)):
+        out = tmp_path / f"{engine}.json"
+        found = CliRunner().invoke(cli, ["profile", "gpt-tiny", "--load", "1", "--engine", engine, "-o", str(out)])
+        assert found.exit_code == 0, found.output
+        assert any(layer.get("selective_bytes") for layer in json.loads(out.read_text())["layers"]) == partly
+    refused = CliRunner().invoke(cli, ["profile", "gpt-tiny", "--engine", "eager", "--device", "A100-40GB"])
+    assert refused.exit_code == 2
+    assert "--engine eager is for measuring here, not for the preset A100-40GB" in refused.output
 
 
 @pytest.mark.slow

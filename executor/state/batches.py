@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...models import Dataset
@@ -31,6 +32,8 @@ def inputs_and_targets(data: Dataset, seed: int, step: int, micro_batch: int, sa
     several = isinstance(inputs, Mapping) and inputs and all(isinstance(t, Tensor) for t in inputs.values())
     if not isinstance(inputs, Tensor) and not several:
         raise DataError(f"{where}: gives {_kind(found)}, not inputs and targets")
+    for tensor in (*named(inputs).values(), targets):
+        _require_dense(where, tensor)
     for tensor in named(inputs).values():
         _require_samples(where, tensor, samples)
     return each(inputs, _alone), _alone(targets)
@@ -44,6 +47,7 @@ def targets_alone(data: Dataset, seed: int, step: int, micro_batch: int, samples
     found: Any = _asked(where, lambda: targets_of(data, seed, step, micro_batch, samples))
     if not isinstance(found, Tensor):
         raise DataError(f"{where}: gives {_kind(found)}, not targets")
+    _require_dense(where, found)
     return _alone(found)
 
 
@@ -66,6 +70,12 @@ def _kind(found: object) -> str:
     if isinstance(found, tuple | list):
         return f"a {type(found).__name__} of {', '.join(type(part).__name__ for part in found[:4])}"
     return f"a {type(found).__name__}"
+
+
+def _require_dense(where: str, tensor: Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise DataError(f"{where}: gives a tensor of layout {layout}; only dense ones pass between stages")
 
 
 def _require_samples(where: str, inputs: Tensor, samples: int) -> None:

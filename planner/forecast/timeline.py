@@ -93,6 +93,13 @@ class Timeline:
         return tuple(np.bincount(self.jobs.ops.device, found, self.jobs.ops.devices).tolist())
 
     @cached_property
+    def beside_layers_s(self) -> dict[Op, float]:
+        """Of the seconds at speed 1 of every op, those that it costs beside its layers."""
+        ops = self.jobs.ops
+        found = overhead_seconds(self.costs, ops, np.ones(ops.devices))
+        return dict(zip((op for order in self.orders for op in order), found.tolist(), strict=True))
+
+    @cached_property
     def copies(self) -> tuple[tuple[TimedOp, ...], ...]:
         """Every device's OFFLOADs and FETCHes in list order, with the times they occupy the host link."""
         start, end, place = self.jobs.start, self.jobs.end, 0

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from ..basics import format_bytes, format_seconds, percent
 from ..forecast import Cause, IdleSpan
-from ..graph import beside_layers_s
 from ..plan import Forecast, Kind, Op, Plan, gap_of
 from ..search import facts
 from .critical import CriticalPath
@@ -184,8 +183,7 @@ class _Lanes:
 
     def _around(self, op: Op) -> str:
         """What an op costs beside its layers, in a tooltip; nothing where that is nothing."""
-        costs = self.timeline.costs
-        seconds = float(beside_layers_s(costs, op.kind, op.stage)) if costs.overhead else 0.0
+        seconds = self.timeline.beside_layers_s[op] if self.timeline.costs.overhead else 0.0
         if not seconds:
             return ""
         return f", {format_seconds(seconds)} of it beside its layers at speed 1"

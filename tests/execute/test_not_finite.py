@@ -19,7 +19,7 @@ from contraflow.executor.basics.errors import ExecutionError, RunError
 from contraflow.executor.basics.training import Training
 from contraflow.executor.oracle.reference import train_reference
 from contraflow.executor.run.launch import execute
-from contraflow.executor.state.batches import DataError, targets_alone
+from contraflow.executor.state.batches import DataError, inputs_and_targets, targets_alone
 from contraflow.models import load, resolve
 from contraflow.models.protocol import LayeredModel, LayerSpec
 
@@ -185,6 +185,14 @@ def test_data_that_is_not_what_was_asked_for_ends_the_run(kind: str) -> None:
     with pytest.raises(ExecutionError, match=f"data set 'odd', step 1, micro-batch 2: {line}") as caught:
         execute(planned(PLAN), 3, transport="threads", self_check=False, data=Odd(change))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_what_has_no_memory_of_its_own_to_pass_is_refused(layout: torch.layout) -> None:
+    change = Odd(lambda x, y: (x.to_sparse(layout=layout), y))
+    with pytest.raises(DataError, match=f"micro-batch 2: gives a tensor of layout {str(layout)[6:]}; only dense ones"):
+        inputs_and_targets(change, 0, 1, 2, 2)
 
 
 @pytest.mark.parametrize("kind", ["none", "fewer", "more", "ends"])

@@ -99,7 +99,7 @@ def test_a_residual_network_saves_its_activations_once() -> None:
 @pytest.mark.parametrize("name", ["resnet-tiny", "lstm-tiny", "gpt-tiny", "mlp-deep"])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zb-v"])
 def test_devices_hold_what_is_planned_within_a_tenth(name: str, schedule: str) -> None:
-    require_near(resolve(name), schedule)
+    assert_near(resolve(name), schedule)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zb-v"])
@@ -108,10 +108,10 @@ def test_devices_hold_what_is_planned_within_a_tenth(name: str, schedule: str) -
 )
 def test_odd_data_and_layers_hold_no_more_than_planned(name: str, samples: int, engine: Engine, schedule: str) -> None:
     """Inputs and targets that are parts of one tensor; a custom function; gradients that are laid out otherwise."""
-    require_near(swapping() if name == "swapping" else resolve(name), schedule, samples, engine)
+    assert_near(swapping() if name == "swapping" else resolve(name), schedule, samples, engine)
 
 
-def require_near(model: LayeredModel, schedule: str, samples: int = 16, engine: Engine = "auto") -> None:
+def assert_near(model: LayeredModel, schedule: str, samples: int = 16, engine: Engine = "auto") -> None:
     """Every device of a plan on two holds between nine tenths of what is planned and that."""
     graph = sized(model, samples, engine=engine)
     found = plan(graph, Cluster.uniform(2), Workload(8, "adam"), SearchSpace(schedule=schedule), time_limit=20).plan

@@ -53,6 +53,9 @@ def test_what_moves_a_stash_costs_as_much_as_a_message(policy: str) -> None:
         candidate = Candidate(problem, stages, (Pipeline((0, 1), (0, 1), (0, 1)),), ((first, "keep"),))
         lists = [[op_from_text(name) for name in text.split()] for text in ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")]
         timeline = simulate(assemble(candidate, lists))
+        for device, order in enumerate(timeline.orders):
+            said = sum(timeline.beside_layers_s[op] for op in order)
+            assert said == pytest.approx(timeline.overhead_s[device])
         times.append([{str(x.op): x.end_s - x.start_s for x in device.ops} for device in timeline.devices])
     for device, kept in enumerate(times[0]):
         for op, seconds in kept.items():

@@ -10,7 +10,8 @@ import socket
 from collections.abc import Sequence
 
 from ...planner.forecast import Taken, bytes_taken
-from ...planner.plan import Kind, Op, Plan
+from ...planner.graph import route
+from ...planner.plan import Kind, Plan
 from ..place import Place
 from ..wires import Transport
 
@@ -19,11 +20,14 @@ class MemoryExceeded(RuntimeError):
     """A device or host holds, or would hold, more than was planned; both numbers, in bytes."""
 
 
+_Alike = tuple[Kind, int, str]
+
+
 class Limit:
     """A device's planned peak, and what the ops of its list need.
 
-    An op declares what it keeps and, as an upper bound, its workspace. It needs what it keeps and, once its inputs are
-    there, the least that one of its kind and stage has taken from then on.
+    An op declares what it keeps and, as an upper bound, its workspace. The least that one of its kind, stage and stash
+    policy has taken from when its inputs were there is what it needs then, and at the most what it keeps before.
 
     Attributes:
         planned_bytes: the peak of the plan's forecast.
@@ -33,26 +37,34 @@ class Limit:
         assert plan.forecast is not None  # require_executable saw to it
         self.planned_bytes = plan.forecast.peak_bytes[device]
         self._device = device
-        self._order: Sequence[Op] = ()
         self._declared: Sequence[Taken] = ()
-        self._measured: dict[tuple[Kind, int], int] = {}
+        self._alike: Sequence[_Alike] = ()
+        self._measured: dict[_Alike, int] = {}
         self._position = self._before = self._most = 0
 
     def follow(self, plan: Plan) -> None:
         """The device runs its list of this plan from now on: the same one, as long as the run."""
-        self._order, self._declared = plan.orders[self._device], bytes_taken(plan, self._device)
+        order, pipelines = plan.orders[self._device], route(plan)
+        self._declared = bytes_taken(plan, self._device)
+        self._alike = [
+            (op.kind, op.stage, plan.stash[pipelines[op.micro_batch]][op.stage] if op.micro_batch in pipelines else "")
+            for op in order
+        ]
 
     def admit(self, position: int, live_bytes: int) -> None:
         """Before the op at this position of the list. Raises MemoryExceeded."""
-        self._position = position
-        self._require(live_bytes, self._declared[position].kept)
+        self._position, kept = position, self._declared[position].kept
+        self._require(live_bytes, min(kept, self._taken(kept)))
         self._before = self._most = live_bytes
 
     def started(self, live_bytes: int) -> None:
         """The op that was admitted last has its inputs, and what it does without is gone. Raises MemoryExceeded."""
-        op = self._order[self._position]
-        self._require(live_bytes, min(self._declared[self._position].bytes, self._measured.get((op.kind, op.stage), 0)))
+        self._require(live_bytes, min(self._declared[self._position].bytes, self._taken(0)))
         self._before = self._most = live_bytes
+
+    def _taken(self, otherwise: int) -> int:
+        """The least that an op like this one has taken; before any has run, something else."""
+        return self._measured.get(self._alike[self._position], otherwise)
 
     def _require(self, live_bytes: int, needed: int) -> None:
         if needed and live_bytes + needed > self.planned_bytes:
@@ -69,8 +81,7 @@ class Limit:
 
     def ran(self, position: int) -> None:
         """The op that was admitted last has run."""
-        op = self._order[position]
-        key = (op.kind, op.stage)
+        key = self._alike[position]
         taken = self._most - self._before  # with what copies brought back meanwhile
         self._measured[key] = min(self._measured.get(key, taken), taken)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import re
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,21 @@ import pytest
 import torch
 from async_plans import unflushed
 from click.testing import CliRunner
-from own_models import two_stages, with_layers, without_stashes
-from runs import Case, planned, worst_excess
+from own_models import chain, ops, plan_of, two_stages, with_layers, without_stashes
+from runs import Case, planned, sized, worst_excess
+from torch import nn
 
 from contraflow.__main__ import cli
 from contraflow.executor.basics.errors import ExecutionError, RunError
 from contraflow.executor.run import launch
 from contraflow.executor.run.launch import execute
-from contraflow.executor.step.enforcement import MemoryExceeded
+from contraflow.executor.step.enforcement import Limit, MemoryExceeded
 from contraflow.executor.step.host_ledger import HostLedger
 from contraflow.models.protocol import LayeredModel
-from contraflow.planner.forecast.op_memory import most_host_bytes
+from contraflow.planner.forecast.op_memory import bytes_taken, most_host_bytes
 from contraflow.planner.graph import Candidate, StageCosts, static_bytes
 from contraflow.planner.lower.plans import assemble
-from contraflow.planner.plan import Kind, Plan
+from contraflow.planner.plan import Kind, Pipeline, Plan
 from contraflow.planner.plan_file import save_plan
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
 from contraflow.planner.problem.layer import WORKSPACES
@@ -147,6 +149,27 @@ def test_an_op_without_room_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.fullmatch(r"not run: \d+ bytes held and \d+ declared are", line["what"])
     held, declared = map(int, re.findall(r"\d+", line["what"]))
     assert held <= room[0] < held + declared == int(line["held"])
+
+
+def test_what_a_forward_needs_is_asked_of_those_with_its_stash_policy() -> None:
+    """One that leaves a stash says nothing of one that leaves none: that is no more than it declares, at the most."""
+    model = chain([partial(nn.Linear, 16, 16)] * 3, 16)
+    pipelines = (Pipeline((0, 1), (0, 1), (0,)), Pipeline((0, 1), (0, 1), (1,)))
+    lists = [ops("0F0 0F1 0B0 0R1 0B1"), ops("1F0 1F1 1B0 1B1")]
+    plan = plan_of(sized(model, 4), pipelines, lists, stash=(("keep", "keep"), ("recompute", "keep")))
+    limit, places = Limit(plan, 0), [k for k, op in enumerate(plan.orders[0]) if op.kind is Kind.F]
+    limit.follow(plan)
+    limit.admit(places[0], 0)
+    limit.started(0)
+    limit.hold(limit.planned_bytes)
+    limit.ran(places[0])
+    kept, dropped = (bytes_taken(plan, 0)[place] for place in places)
+    assert dropped.kept < dropped.bytes
+    limit.admit(places[1], limit.planned_bytes - dropped.kept)
+    limit.started(limit.planned_bytes - dropped.kept)
+    limit.admit(places[0], 0)
+    with pytest.raises(MemoryExceeded, match=r"^not run: "):
+        limit.started(limit.planned_bytes - kept.bytes + 1)
 
 
 # ---------------------------------------------------------------- the host

@@ -6,12 +6,12 @@ gradients are summed over devices first, right before the stage's next backward,
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 from ..basics import PlanError
 from ..plan import Kind, Op, Plan
-from ..problem import CURRENT, FLUSH, WEIGHT_POLICIES
+from ..problem import BATCH, CURRENT, FLUSH, WEIGHT_POLICIES
 from .candidate import Candidate
 from .homes import parameter_returns
 from .replicas import holders
@@ -57,14 +57,22 @@ def with_returns(candidate: Candidate, compute_orders: Sequence[Sequence[Op]], a
     """The compute orders with the RECV_Ps of devices that only run forwards: what keeps these from running away.
 
     An update's stands before the first forward that is `ahead[stage]` micro-batches behind the update's last one, which
-    then waits for its STEP; those that no forward waits for stand at the end. `ahead`: at least 1.
+    then waits for its STEP; those that no forward waits for stand at the end. Where all forwards of an update take one
+    version, it stands before the first of them: within an update both versions would have to be held. But not where
+    two devices have several such stages: their parameters come in the order in which they are sent. `ahead`: at least
+    1.
     """
     found, ends = [list(order) for order in compute_orders], update_ends(candidate)
-    for stage, source, target in parameter_returns(candidate, candidate.costs):
+    returns = parameter_returns(candidate, candidate.costs)
+    ways = Counter((source, target) for _, source, target in returns)
+    size = update_size(candidate) if WEIGHT_POLICIES[candidate.weights].takes == BATCH else 1
+    for stage, source, target in returns:
+        together = size if ways[source, target] == 1 else 1
         line: list[Op] = []
         waiting = deque(Op(Kind.RECV_P, stage, m, source) for m in ends)
         for op in found[target]:
-            while op.kind is Kind.F and op.stage == stage and waiting and waiting[0][2] <= op[2] - ahead[stage]:
+            takes = op.kind is Kind.F and op.stage == stage
+            while takes and waiting and waiting[0][2] <= op[2] // together * together - ahead[stage]:
                 line.append(waiting.popleft())
             line.append(op)
         found[target] = [*line, *waiting]

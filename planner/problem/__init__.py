@@ -15,7 +15,7 @@ from .overhead import EXPECTED, NO_OVERHEAD, OVERHEADS, Overhead
 from .presets import PRESETS, DeviceType
 from .stage_costs import StageCosts
 from .ties import returned_bytes, steps_sent
-from .weight_policy import BATCH, CURRENT, FLUSH, WEIGHT_POLICIES, WeightPolicy, policy_of
+from .weight_policy import BATCH, CURRENT, ENTRY, FLUSH, WEIGHT_POLICIES, WeightPolicy, policy_of
 from .workload import (
     MOST_SLOWER,
     OPTIMIZER_STATES,
@@ -32,6 +32,7 @@ __all__ = [
     "Across",
     "BATCH",
     "CURRENT",
+    "ENTRY",
     "Cluster",
     "DeviceType",
     "EXPECTED",

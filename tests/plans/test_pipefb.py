@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import ceil
 
 import pytest
@@ -11,9 +12,12 @@ from instances import named, passes, steady, uniform
 
 from contraflow.planner import check
 from contraflow.planner.basics.errors import InputError
-from contraflow.planner.graph.versions import Versions
+from contraflow.planner.graph.candidate import Candidate
+from contraflow.planner.graph.updates import with_returns
+from contraflow.planner.graph.versions import Versions, kept_versions
+from contraflow.planner.lower.plans import assemble
 from contraflow.planner.lower.repetition import repeat
-from contraflow.planner.plan import Kind
+from contraflow.planner.plan import Kind, Problem
 from contraflow.planner.problem.cluster import Cluster, DeviceType, Link, NodeGroup
 from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.workload import SearchSpace, Workload
@@ -59,6 +63,26 @@ def test_every_size_is_executable_and_as_stale_as_its_forwards_are_ahead(
         assert most[stage] <= ahead - 1
     longer = repeat(plan, update * (updates + 3)) if updates > 2 * stages + 2 else plan
     assert check(longer.with_forecast(evaluate(longer))) == []
+
+
+@pytest.mark.parametrize(("devices", "update"), [(2, 4), (4, 4), (4, 7), (6, 6)])
+def test_versions_that_last_an_update_come_in_between_updates(devices: int, update: int) -> None:
+    """With 2BW's versions a device of forwards never holds a version beside the one in use and the one coming in."""
+    stages, updates = devices // 2, 5
+    model = uniform(stages, 1.0, 2.0, parameter_bytes=3, output_bytes=1, stash_bytes=2)
+    problem = Problem(model, Cluster.uniform(devices), Workload(update * updates, update_every=update))
+    layout = build("pipefb", devices, update * updates)
+    names = tuple((layer.name,) for layer in model.layers)
+    candidate = Candidate(problem, names, layout.pipelines, (), "2bw")
+    orders = with_returns(candidate, layout.orders, [2 * (stages - s) for s in range(stages)])
+    plan = assemble(candidate, orders)
+    assert check(plan) == []
+    for stage in range(stages):
+        line = [op for op in plan.orders[stage] if op.kind in (Kind.F, Kind.RECV_P)]
+        taken = [after for op, after in pairwise(line) if op.kind is Kind.RECV_P and after.kind is Kind.F]
+        assert taken
+        assert all(op.micro_batch % update == 0 for op in taken)
+        assert not any(kept.stage == stage for kept in kept_versions(plan, Versions.of(plan))[stage])
 
 
 @pytest.mark.parametrize("devices", [2, 4, 6])

@@ -10,6 +10,9 @@ from .arm import Allowed, Arm, Heat
 from .ready import compiled, compiling, warm
 from .tables import (
     BACKWARD,
+    BATCH,
+    CURRENT,
+    ENTRY,
     FETCHED,
     FETCHING,
     FORWARD,
@@ -17,6 +20,7 @@ from .tables import (
     KEEP,
     LATE,
     LEFT,
+    ONE,
     RECEIVING,
     RECOMPUTE,
     RETURNING,
@@ -30,6 +34,9 @@ from .tables import (
 
 __all__ = [
     "BACKWARD",
+    "BATCH",
+    "CURRENT",
+    "ENTRY",
     "FETCHED",
     "FETCHING",
     "FORWARD",
@@ -38,6 +45,7 @@ __all__ = [
     "LATE",
     "LEFT",
     "NEVER",
+    "ONE",
     "RECEIVING",
     "RECOMPUTE",
     "RETURNING",

@@ -15,8 +15,11 @@ from ..jit import CLOSE, NEVER, ended, inlined, lean, running_until, runs
 from .passes import behind_s, halved, least_s, message_s, moved, placed
 from .tables import (
     BACKWARD,
+    BATCH,
+    CURRENT,
     EARLY,
     END,
+    ENTRY,
     FETCHED,
     FETCHING,
     FORWARD,
@@ -230,6 +233,25 @@ def hold_stash(c, dec, s, period, w):
         span(w, b, again, done, stash)
 
 
+@inlined
+def comes_alone(dec, count, s):
+    """Whether nothing but a stage's new parameters goes from its backward's device to its forward's.
+
+    Then they are asked for only when they are of use. Else what is sent behind them would have to wait, too.
+    """
+    a, b = dec[FRONT, s], dec[REAR, s]
+    for t in range(count):
+        if t != s and dec[REAR, t] == b and dec[FRONT, t] == a:
+            return False
+        if dec[FRONT, t] == b and dec[REAR, t] == a and dec[POLICY, t] != HOST:
+            return False
+        if t + 1 < count:
+            there = dec[FRONT, t] == b and dec[FRONT, t + 1] == a
+            if there or (dec[REAR, t + 1] == b and dec[REAR, t] == a):
+                return False
+    return True
+
+
 @lean
 def hold_versions(c, dec, count, period, w):
     """Notes parameters and what is trained, and copies of older versions; predicted weights live as long as a pass, of
@@ -246,14 +268,18 @@ def hold_versions(c, dec, count, period, w):
         trained, a, b = c.trained[j] - c.trained[i], dec[FRONT, s], dec[REAR, s]
         w.base[b] += c.owned[j] - c.owned[i]
         if a != b:
-            w.base[a] += c.lent[j] - c.lent[i] + trained
+            w.base[a] += c.lent[j] - c.lent[i]
+            if c.versions >= ENTRY and comes_alone(dec, count, s):
+                span(w, a, w.starts[0, s] + w.lasts[0, s], w.starts[0, s] + period, trained)
+            else:  # beside those in use what comes in, and what is there already but not yet in use
+                w.base[a] += trained * (2.0 if c.versions >= ENTRY else 1.0)
             back = w.starts[1, s] + w.lasts[1, s]  # what is on its way back does not change while it is
             way = trained * c.pace[b, a]
             # one update may not have arrived when the next leaves, but only if every period has one
             span(w, b, back, back + (way if c.update == 1 else min(way, period)), trained)
-        if c.versions == 1:
+        if c.versions == CURRENT:
             w.base[b] += math.ceil((flying - 1.0) / c.update - CLOSE) * trained
-    if c.versions == 2:
+    if c.versions >= ENTRY:
         for s in range(count):
             i, j = dec[END, s - 1] if s else 0, dec[END, s]
             w.base[dec[REAR, s]] += math.ceil((flying - 1.0) / c.update - CLOSE) * (c.trained[j] - c.trained[i])
@@ -328,6 +354,19 @@ def value_of(c, dec, slack, lowered, count, cap, level, hint, w):
     return high
 
 
+@inlined
+def taken_later(c, dec, period, w, out):
+    """How many micro-batches behind the last one of an update is the last that does not take what it made.
+
+    The first stage says so. Elsewhere new parameters are of no use before, and would only be held beside those in use.
+    """
+    if dec[FRONT, 0] == dec[REAR, 0]:
+        found = math.ceil((w.starts[1, 0] + w.lasts[1, 0] - w.starts[0, 0]) / period - CLOSE) - 1
+    else:
+        found = math.floor((out[RETURNING, 0] - w.starts[0, 0]) / period)
+    return math.ceil(found / c.update) * c.update if c.versions == BATCH else found
+
+
 @lean
 def times(c, dec, slack, lowered, count, period, w, out):
     """Fills `out` [TIMES; stages]; whether the decisions fit at a period."""
@@ -354,4 +393,9 @@ def times(c, dec, slack, lowered, count, period, w, out):
         last = w.starts[0, s] + begun * period  # a forward that runs then has begun with the old ones
         if out[RETURNING, s] <= last + CLOSE * period:
             out[RETURNING, s] = last + 100 * CLOSE * period
+    if c.versions >= ENTRY:
+        later = taken_later(c, dec, period, w, out)
+        for s in range(count):
+            if comes_alone(dec, count, s):
+                out[RETURNING, s] = w.starts[0, s] + later * period + 100 * CLOSE * period
     return True

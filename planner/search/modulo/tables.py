@@ -15,6 +15,10 @@ END, FRONT, REAR, POLICY, BACK_FIRST, HALVED = range(6)
 stashes, whether its backward chooses its time before its forward does, and whether that, where it can be, is two ops:
 the gradient of its input, which others wait for, then those of its parameters."""
 ROWS = 6
+ONE, CURRENT, ENTRY, BATCH = range(4)
+"""Versions of weights that passes of a stage take: one; what its forwards find; what the first stage's find; what these
+find at the begin of an update.
+"""
 KEEP, LATE, RECOMPUTE, HOST = range(4)
 """What becomes of a stash. Where its backward runs on another device, KEEP sends it at once, LATE when it is needed, or
 a share of its wait before."""
@@ -44,8 +48,8 @@ class Case(NamedTuple):
     bytes over each cut. work, incoming, inner [cuts, cuts]: bytes of intervals of layers: workspace, what recomputation
     keeps, the largest tensor inside.
     By device: speed, limit (bytes), node, host (number of its link), host_pace, host_lag (seconds a byte, latency).
-    pace, lag [devices, devices]: the same of links. update: micro-batches. versions: 0: one, 1: as stale as a stage,
-    2: as stale as the first one. predicts: 0 or 1. apart: most periods between the first and the last pass of a device.
+    pace, lag [devices, devices]: the same of links. update: micro-batches. versions: ONE, CURRENT, ENTRY or
+    BATCH. predicts: 0 or 1. apart: most periods between the first and the last pass of a device.
     """
 
     forward: Floats

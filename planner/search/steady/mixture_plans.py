@@ -25,7 +25,7 @@ from ...graph import (
 )
 from ...lower import Assembled, assembled
 from ...plan import Kind, Op, Pipeline
-from ...problem import WEIGHT_POLICIES
+from ...problem import BATCH, CURRENT, ENTRY, WEIGHT_POLICIES
 from .. import modulo
 from ..common import limits
 from .rules import Rules
@@ -33,6 +33,7 @@ from .separate import require_runs
 from .tables import Floats, Split, predict_seconds
 
 POLICIES = {modulo.KEEP: KEEP, modulo.LATE: KEEP, modulo.RECOMPUTE: RECOMPUTE, modulo.HOST: OFFLOAD}
+_VERSIONS = {CURRENT: modulo.CURRENT, ENTRY: modulo.ENTRY, BATCH: modulo.BATCH}
 CODES = {KEEP: modulo.KEEP, RECOMPUTE: modulo.RECOMPUTE, OFFLOAD: modulo.HOST}
 _MOVE, _FREE, _COMPUTE = range(3)
 """What comes first at equal times."""
@@ -84,7 +85,7 @@ def case_of(split: Split, method: Method, halves: bool = True) -> modulo.Case:
         speed=np.array([device.kind.speed for device in cluster.devices], dtype=np.float64),
         limit=np.array(limits(problem), dtype=np.float64),
         update=method.update,
-        versions=0 if not policy.stashed else 2 if method.rules.from_entry else 1,
+        versions=_VERSIONS[policy.takes] if policy.stashed else modulo.ONE,
         predicts=int(policy.predicts),
         halves=int(halves),
         apart=_apart(train.micro_batches, method.update),

@@ -23,7 +23,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Storages that existed before are unknown to it: `track` those that shall count all the same. What is `external`
     never counts; with `device`, only storages there do. Scratch memory that an operator allocates and frees inside
     itself is not seen. Tensors may outlive the context, and other threads may `track` and release them: both are
-    counted.
+    counted. What is given to `track` after it is not: nobody asks for it.
 
     Attributes:
         current_bytes: live bytes of the storages seen so far.
@@ -39,6 +39,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live: dict[int, int] = {}
         # Holding the external tensors keeps their storages' addresses from being reused.
         self._external = {tensor.untyped_storage()._cdata: tensor for tensor in external}
+        self._over = False
+
+    def __exit__(self, *error: Any) -> None:
+        self._over = True
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def reset_peak(self) -> None:
         """Start a new peak from what is live now."""
@@ -69,7 +74,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def track(self, tensor: Tensor) -> None:
         """Count a tensor's storage from now on, once, until it is freed."""
-        if self._device is not None and tensor.device != self._device:
+        if self._over or (self._device is not None and tensor.device != self._device):
             return
         storage = tensor.untyped_storage()
         key = storage._cdata

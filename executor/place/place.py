@@ -136,6 +136,10 @@ class Place:
         """A new tensor in the host's memory that copies to and from the device are fast with."""
         return torch.empty_like(like, device="cpu")
 
+    def host_bytes(self, count: int) -> Tensor:
+        """The same for so many bytes."""
+        return self.host_buffer(torch.empty(count, dtype=torch.uint8, device="meta"))
+
     def keep_loss(self, loss: Tensor) -> Tensor | float:
         """The loss in a form that costs no waiting; `read_losses` makes numbers of them."""
         return loss.item()

@@ -96,22 +96,29 @@ class StashLayout:
         pieces = []
         for number, (group, size) in enumerate(zip(self.groups, self.piece_bytes, strict=True)):
             tensors = [stash.tensors[position] for position in group]
-            if len(tensors) == 1 and tensors[0].untyped_storage().nbytes() != size:
-                tensors = [
-                    torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t) for t in tensors
-                ]
-            storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}
             storage = tensors[0].untyped_storage()
-            if len(storages) != 1 or storage.nbytes() != size:
-                got = sum(s.nbytes() for s in storages.values())
-                raise ValueError(
-                    f"{self.label}: {got} bytes of the stash were known to be {size}, so it cannot leave its device"
-                )
+            if len(tensors) > 1 or storage.nbytes() != size:
+                tensors = self._of_one_storage(tensors, size)
+                storage = tensors[0].untyped_storage()
             for position, t in zip(group, tensors, strict=True):
-                members[position] = View(number, int(t.storage_offset()), tuple(t.shape), tuple(t.stride()), t.dtype)
+                members[position] = View(number, int(t.storage_offset()), t.shape, t.stride(), t.dtype)
             pieces.append(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
         stash.tensors.clear()
         return pieces, PackedStash(tuple(members), stash.nbytes, stash.tape)
+
+    def _of_one_storage(self, tensors: list[Tensor], size: int) -> list[Tensor]:
+        """Tensors that are known to share a storage of so many bytes; one that is part of a larger one, by itself."""
+        if len(tensors) == 1:
+            tensors = [
+                torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t) for t in tensors
+            ]
+        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+        if list(storages.values()) != [size]:
+            raise ValueError(
+                f"{self.label}: {sum(storages.values())} bytes of the stash were known to be {size}, so it cannot leave "
+                "its device"
+            )
+        return tensors
 
 
 def pieces(

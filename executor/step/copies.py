@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -18,17 +19,55 @@ from ..wires import Handle
 from .step_state import FutureHandle, Transfer
 
 
+@dataclass
+class HostCopy:
+    """What is at the host of a stash, later what has come back of it: its many small storages are one block there.
+
+    Attributes:
+        sizes: bytes of the storages that lie one behind the other in the first tensor; empty where none do.
+        tensors: that one, and behind it all else, each as it is on the device. Once it is back: all on their own.
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, pieces: Sequence[Tensor]) -> HostCopy:
+        """For pieces that are going to leave."""
+        plain = all(piece.dtype is torch.uint8 and piece.dim() == 1 for piece in pieces)
+        return cls([piece.nbytes for piece in pieces] if plain else [])
+
+    def allocate(self, place: Place, pieces: Sequence[Tensor]) -> list[Tensor]:
+        """Memory at the host for pieces, the first of which have these sizes; where each of them belongs there."""
+        count = len(self.sizes)
+        self.tensors[:] = [place.host_bytes(sum(self.sizes))] if count else []
+        self.tensors += [place.host_buffer(piece) for piece in pieces[count:]]
+        return self.parts
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """Views of what is at the host, one for every piece."""
+        if not self.sizes:
+            return list(self.tensors)
+        together, *others = self.tensors
+        return [*torch.split(together, self.sizes), *others]
+
+    def returned(self, tensors: Sequence[Tensor]) -> None:
+        """It is on the device again: these."""
+        self.sizes, self.tensors = [], list(tensors)
+
+
 class Moves(Protocol):
     """What one rank has going on beside its own work."""
 
     def offload(
-        self, pieces: list[Tensor], read: Sequence[Tensor], stored: list[Tensor], times: Times, record: OpRecord
+        self, pieces: list[Tensor], read: Sequence[Tensor], stored: HostCopy, times: Times, record: OpRecord
     ) -> Transfer:
-        """Starts copying to the host, into `stored`: pieces, which it takes and frees as they have left, and behind
-        them what it only reads, since others use it too."""
+        """Starts copying to the host: pieces, which it takes and frees when they have left, and behind them what it
+        only reads, since others use it too."""
 
     def fetch(
-        self, stored: list[Tensor], after: Transfer, first: Sequence[Transfer], times: Times, record: OpRecord
+        self, stored: HostCopy, after: Transfer, first: Sequence[Transfer], times: Times, record: OpRecord
     ) -> Transfer:
         """Starts copying what `after` stored back to the device, in place.
 
@@ -65,35 +104,34 @@ class ThreadMoves:
         self._track = track
 
     def offload(
-        self, pieces: list[Tensor], read: Sequence[Tensor], stored: list[Tensor], times: Times, record: OpRecord
+        self, pieces: list[Tensor], read: Sequence[Tensor], stored: HostCopy, times: Times, record: OpRecord
     ) -> Transfer:
         pieces.extend(read)
 
         def copy() -> None:
             times.begin(record)
-            pieces.reverse()
-            while pieces:
-                target = self._place.host_buffer(pieces[-1])
-                self._hosted(target)
-                self._copy(pieces[-1], target)
-                stored.append(target)
-                pieces.pop()
+            targets = stored.allocate(self._place, pieces)
+            for tensor in stored.tensors:
+                self._hosted(tensor)
+            self._copy(pieces, targets)
+            pieces.clear()
             times.end(record)
 
         return Transfer([], [FutureHandle(self._lanes["out"].put(copy))], None)
 
     def fetch(
-        self, stored: list[Tensor], after: Transfer, first: Sequence[Transfer], times: Times, record: OpRecord
+        self, stored: HostCopy, after: Transfer, first: Sequence[Transfer], times: Times, record: OpRecord
     ) -> Transfer:
         def copy() -> None:
             for transfer in (*first, after):
                 transfer.finish(times.end)
             times.begin(record)
-            for number, piece in enumerate(stored):
-                target = torch.empty_like(piece, device=self._place.device)
+            sources = stored.parts
+            targets = [torch.empty_like(source, device=self._place.device) for source in sources]
+            for target in targets:
                 self._track(target)
-                self._copy(piece, target)
-                stored[number] = target
+            self._copy(sources, targets)
+            stored.returned(targets)
             times.end(record)
 
         return Transfer([], [FutureHandle(self._lanes["in"].put(copy))], None)
@@ -104,8 +142,10 @@ class ThreadMoves:
     def close(self) -> None:
         self._lanes.close()
 
-    def _copy(self, source: Tensor, target: Tensor) -> None:
-        target.copy_(source)
+    def _copy(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        """At once: called one by one, many small ones would cost the rank's thread more than their bytes do."""
+        if sources:
+            torch._foreach_copy_(list(targets), list(sources))
 
 
 class QueuedMoves:
@@ -126,25 +166,25 @@ class QueuedMoves:
         self._sides: dict[int, Side] = defaultdict(place.side)
 
     def offload(
-        self, pieces: list[Tensor], read: Sequence[Tensor], stored: list[Tensor], times: Times, record: OpRecord
+        self, pieces: list[Tensor], read: Sequence[Tensor], stored: HostCopy, times: Times, record: OpRecord
     ) -> Transfer:
-        for piece in (*pieces, *read):
-            stored.append(self._place.host_buffer(piece))
-            self._hosted(stored[-1])
+        targets = stored.allocate(self._place, (*pieces, *read))
+        for tensor in stored.tensors:
+            self._hosted(tensor)
 
         def copy() -> None:
             times.begin(record)
-            for piece, target in zip((*pieces, *read), stored, strict=True):
+            for piece, target in zip((*pieces, *read), targets, strict=True):
                 target.copy_(piece, non_blocking=True)
             times.end(record)
 
         return Transfer(pieces, [self._out.put(copy)], None, read=read)
 
     def fetch(
-        self, stored: list[Tensor], after: Transfer, first: Sequence[Transfer], times: Times, record: OpRecord
+        self, stored: HostCopy, after: Transfer, first: Sequence[Transfer], times: Times, record: OpRecord
     ) -> Transfer:
-        targets, lenders = self._targets(stored, first, times)
-        sources = list(stored)
+        sources = stored.parts
+        targets, lenders = self._targets(sources, first, times)
 
         def copy() -> None:
             for transfer in (after, *lenders):
@@ -155,7 +195,7 @@ class QueuedMoves:
             times.end(record)
 
         ended = self._in.put(copy)
-        stored[:] = targets
+        stored.returned(targets)
         return Transfer(sources, [ended], None)
 
     def _targets(

@@ -21,7 +21,7 @@ from ..place import Lanes, OpRecord, Place
 from ..stage import PackedStash, Stash, StashLayout
 from ..state import Agreement, Packed, StageReplica, leaving
 from ..wires import Handle, Transport
-from .copies import moves_of
+from .copies import HostCopy, moves_of
 from .step_state import Key, StepState, Transfer
 
 Tags = Callable[[Op, int], int]
@@ -54,7 +54,7 @@ class _Away:
     """
 
     packed: Packed
-    pieces: list[Tensor] = field(default_factory=list)
+    stored: HostCopy = field(default_factory=HostCopy)
     back: Transfer | None = None
     weights: tuple[str, ...] | None = None
     bytes: int = 0
@@ -138,10 +138,10 @@ class Stashes:
         key = (op.stage, op.micro_batch)
         pieces, packed = leaving(policy.name)(state, key, self._layout(state, op).own[op.stage])
         size = sum(piece.nbytes for piece in pieces)
-        away = _Away(packed, weights=None if weights is None else tuple(weights), bytes=size)
+        away = _Away(packed, HostCopy.of(pieces), weights=None if weights is None else tuple(weights), bytes=size)
         read = list((weights or {}).values())
         record.moved_bytes = size + sum(tensor.nbytes for tensor in read)
-        transfer = self._moves.offload(pieces, read, away.pieces, state.times, record)
+        transfer = self._moves.offload(pieces, read, away.stored, state.times, record)
         transfer.op = op
         if reader is None:
             self._away[key] = away
@@ -150,22 +150,24 @@ class Stashes:
         def hand_over() -> None:
             transfer.block()
             host = self._transport.host
-            handles = [host.post_send(piece, reader, self._tags(op, k)) for k, piece in enumerate(away.pieces)]
-            self._handed_over.append(Transfer(away.pieces, handles, None))
+            sent = away.stored.tensors
+            handles = [host.post_send(tensor, reader, self._tags(op, k)) for k, tensor in enumerate(sent)]
+            self._handed_over.append(Transfer(sent, handles, None))
 
         self._handing_over.append(self._host_copies[str(reader)].put(hand_over))
         return transfer
 
     def expect_host_copy(self, state: StepState, op: Op, source: int) -> Transfer:
         """Posts, into host memory, for what another rank of the node has offloaded; `fetch` goes on from there."""
+        sizes = list(self._layout(state, op).piece_bytes[op.stage])
         with _disable_current_modes():  # the host's memory, not the device's
-            pieces = [torch.empty(size, dtype=torch.uint8) for size in self._layout(state, op).piece_bytes[op.stage]]
+            pieces = [torch.empty(sum(sizes), dtype=torch.uint8)] if sizes else []
         for piece in pieces:
             self._hosted(piece)
         host = self._transport.host
         handles = [host.post_receive(piece, source, self._tags(op, k)) for k, piece in enumerate(pieces)]
-        size = sum(piece.nbytes for piece in pieces)
-        self._away[op.stage, op.micro_batch] = _Away(self._arrival(state, op), pieces, bytes=size)
+        stored, size = HostCopy(sizes, pieces), sum(sizes)
+        self._away[op.stage, op.micro_batch] = _Away(self._arrival(state, op), stored, bytes=size)
         return Transfer([], handles, None, op=op)
 
     def fetch(self, state: StepState, op: Op, record: OpRecord, first: Sequence[Transfer], arrived: Transfer) -> None:
@@ -176,7 +178,7 @@ class Stashes:
         key = (op.stage, op.micro_batch)
         away = self._away[key]
         record.moved_bytes = away.bytes
-        away.back = self._moves.fetch(away.pieces, arrived, first, state.times, record)
+        away.back = self._moves.fetch(away.stored, arrived, first, state.times, record)
         away.back.op = op
 
     # ------------------------------------------------------------ shipping
@@ -197,14 +199,14 @@ class Stashes:
         key = (op.stage, op.micro_batch)
         if home == self._transport.rank:
             away = self._away[key]
-            away.pieces, away.back = pieces, arriving
+            away.stored, away.back = HostCopy(tensors=pieces), arriving
         else:
             state.received[Kind.RECV_S, op.stage, op.micro_batch, -1] = arriving
 
     def receive_for_good(self, state: StepState, op: Op, record: OpRecord) -> None:
         """RECV_S on the device that runs the backward of another one's forward."""
         pieces, arriving = self._arriving(state, op, record)
-        self._away[op.stage, op.micro_batch] = _Away(self._arrival(state, op), pieces, arriving)
+        self._away[op.stage, op.micro_batch] = _Away(self._arrival(state, op), HostCopy(tensors=pieces), arriving)
 
     def _arriving(self, state: StepState, op: Op, record: OpRecord) -> tuple[list[Tensor], Transfer]:
         sizes, device = self._layout(state, op).piece_bytes[op.stage], self._place.device
@@ -247,10 +249,11 @@ class Stashes:
         away = self._away.pop(key)
         assert away.back is not None, "the list has a backward before its FETCH or RECV_S"
         self._finish(state, away.back)
+        pieces = away.stored.tensors
         if away.weights is not None:
-            state.returned[key] = {name: away.pieces.pop() for name in reversed(away.weights)}
-        found = away.packed.unpack(away.pieces)
-        away.pieces.clear()
+            state.returned[key] = {name: pieces.pop() for name in reversed(away.weights)}
+        found = away.packed.unpack(pieces)
+        pieces.clear()
         return found
 
 

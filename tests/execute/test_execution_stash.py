@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -132,9 +133,9 @@ def test_slow_copies_delay_the_step_but_break_no_promise(plan: partial[Plan], mo
     assert check(made) == []
     copy = ThreadMoves._copy
 
-    def slow(self: ThreadMoves, source: Tensor, target: Tensor) -> None:
-        time.sleep(1e-3)
-        copy(self, source, target)
+    def slow(self: ThreadMoves, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        time.sleep(len(sources) * 1e-3)
+        copy(self, sources, targets)
 
     monkeypatch.setattr(ThreadMoves, "_copy", slow)
     result = in_threads(made)

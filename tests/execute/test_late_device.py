@@ -143,19 +143,19 @@ def test_a_fetch_takes_over_memory_that_is_leaving_and_nobody_else_has() -> None
     for shared in (False, True):
         first, second = torch.full((64,), 1, dtype=torch.uint8), torch.full((64,), 2, dtype=torch.uint8)
         others = [second.view(8, 8)] if shared else []
-        stored: list[torch.Tensor] = []
+        stored = copies.HostCopy.of([first])
         there = moves.offload([first], [], stored, times, record)
         there.finish(times.end)
         address = second.data_ptr()
-        leaving_store: list[torch.Tensor] = []
+        leaving_store = copies.HostCopy.of([second])
         leaving = moves.offload([second], [], leaving_store, times, record)
         del second
         back = moves.fetch(stored, there, [leaving], times, record)
-        assert (stored[0].data_ptr() == address) is not shared
+        assert (stored.tensors[0].data_ptr() == address) is not shared
         back.finish(times.end)
-        assert stored[0].eq(1).all()
+        assert stored.tensors[0].eq(1).all()
         leaving.finish(times.end)
-        assert leaving_store[0].eq(2).all()
+        assert leaving_store.tensors[0].eq(2).all()
         assert all(view.eq(2).all() for view in others)
 
 
@@ -164,23 +164,23 @@ def test_a_fetch_takes_over_neither_weights_nor_activations() -> None:
     place, times, record = LatePlace(), Times(), OpRecord(Op(Kind.OFFLOAD, 0, 0), 0.0, 0.0)
     moves = copies.QueuedMoves(place, "rank 0", messages_block=False)
     weight, piece = torch.full((4, 4), 1.0), torch.full((64,), 2, dtype=torch.uint8)
-    stored: list[torch.Tensor] = []
+    stored = copies.HostCopy.of([piece])
     leaving = moves.offload([piece], [weight], stored, times, record)
     del piece
     activation = torch.full_like(weight, 4.0)
     back = moves.fetch(stored, leaving, [leaving, Transfer([activation], [], None)], times, record)
-    assert stored[1].data_ptr() not in (weight.data_ptr(), activation.data_ptr())
+    assert stored.tensors[1].data_ptr() not in (weight.data_ptr(), activation.data_ptr())
     weight.fill_(3)  # a step
     back.finish(times.end)
-    assert stored[0].eq(2).all()
-    assert stored[1].eq(1).all()
+    assert stored.tensors[0].eq(2).all()
+    assert stored.tensors[1].eq(1).all()
 
 
 def test_a_fetch_that_waits_for_a_message_holds_up_no_other_queue() -> None:
     """A stash that is sent on is lent once a thread has posted it, which queues copies of its own."""
     place, times, record = LatePlace(), Times(), OpRecord(Op(Kind.OFFLOAD, 0, 0), 0.0, 0.0)
     moves = copies.QueuedMoves(place, "rank 0", messages_block=True)
-    stored, staged = [torch.full((64,), 1, dtype=torch.uint8)], torch.zeros(64, dtype=torch.uint8)
+    stored, staged = copies.HostCopy([], [torch.full((64,), 1, dtype=torch.uint8)]), torch.zeros(64, dtype=torch.uint8)
     leaving = [torch.full((64,), 2, dtype=torch.uint8)]
     message = _Posted(place, leaving[0], staged)
     first = Transfer(leaving, [message], None)
@@ -190,7 +190,7 @@ def test_a_fetch_that_waits_for_a_message_holds_up_no_other_queue() -> None:
     back.finish(times.end)
     assert message.posted
     assert staged.eq(2).all()
-    assert stored[0].eq(1).all()
+    assert stored.tensors[0].eq(1).all()
 
 
 class _Posted:

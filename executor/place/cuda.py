@@ -140,6 +140,9 @@ class CudaPlace(Place):
     def host_buffer(self, like: Tensor) -> Tensor:
         return torch.empty_like(like, device="cpu", pin_memory=True)
 
+    def host_bytes(self, count: int) -> Tensor:
+        return torch.empty(count, dtype=torch.uint8, pin_memory=True)
+
     def keep_loss(self, loss: Tensor) -> Tensor | float:
         return loss
 

@@ -138,7 +138,7 @@ class Place:
 
     def host_bytes(self, count: int) -> Tensor:
         """The same for so many bytes."""
-        return self.host_buffer(torch.empty(count, dtype=torch.uint8, device="meta"))
+        return torch.empty(count, dtype=torch.uint8)
 
     def keep_loss(self, loss: Tensor) -> Tensor | float:
         """The loss in a form that costs no waiting; `read_losses` makes numbers of them."""

@@ -109,14 +109,13 @@ class StashLayout:
     def _of_one_storage(self, tensors: list[Tensor], size: int) -> list[Tensor]:
         """Tensors that are known to share a storage of so many bytes; one that is part of a larger one, by itself."""
         if len(tensors) == 1:
-            tensors = [
-                torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t) for t in tensors
-            ]
+            (t,) = tensors
+            tensors = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)]
         storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
         if list(storages.values()) != [size]:
             raise ValueError(
-                f"{self.label}: {sum(storages.values())} bytes of the stash were known to be {size}, so it cannot leave "
-                "its device"
+                f"{self.label}: {sum(storages.values())} bytes of the stash were known to be {size}, so it cannot "
+                "leave its device"
             )
         return tensors
 

@@ -24,8 +24,11 @@ from runs import (
 from torch import Tensor, nn
 
 from contraflow.executor.basics.errors import ExecutionError, RunError
+from contraflow.executor.place import CPU, OpRecord, Times
+from contraflow.executor.place.memory import StorageTracker
 from contraflow.executor.run.launch import execute
-from contraflow.executor.step.copies import ThreadMoves
+from contraflow.executor.step import copies
+from contraflow.executor.step.copies import HostCopy, ThreadMoves
 from contraflow.executor.step.waits import waits
 from contraflow.models import LayeredModel, LayerSpec
 from contraflow.planner.check import check
@@ -138,18 +141,51 @@ def test_slow_copies_delay_the_step_but_break_no_promise(plan: partial[Plan], mo
         copy(self, sources, targets)
 
     monkeypatch.setattr(ThreadMoves, "_copy", slow)
+    monkeypatch.setattr(copies, "AT_ONCE_BYTES", 0)
     result = in_threads(made)
     assert result.losses == pytest.approx(truth("gpt-tiny", 4, "momentum", torch.float32).losses, abs=1e-5)
     assert_within_plan(result)
 
 
-def test_a_failing_copy_is_one_line_that_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error comes out where the copy is waited for."""
+@pytest.mark.parametrize("at_once", [0, 1 << 40])
+def test_storages_are_one_block_at_the_host_and_all_else_stays_as_it_is(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And come back each on its own, so that a backward frees them one by one; nothing of it counts as the device's
+    memory but these."""
+    monkeypatch.setattr(copies, "AT_ONCE_BYTES", at_once)
+    sizes, weight = (3, 0, 8, 129), torch.randn(4, 3).t()
+    wanted = [torch.randint(256, (size,), dtype=torch.uint8) for size in sizes]
+    record, times = OpRecord(Op(Kind.OFFLOAD, 0, 0), 0.0, 0.0), Times()
+    for plain in (True, False):
+        pieces = [x.clone() if plain else x.float() for x in wanted]
+        stored = HostCopy.of(pieces)
+        with StorageTracker(device=torch.device("cpu")) as tracker:
+            moves = ThreadMoves(CPU, "rank 0", tracker.track, lambda _: None)
+            left = moves.offload(pieces, [weight], stored, times, record)
+            left.finish(times.end)
+            assert [x.numel() for x in stored.tensors] == [sum(sizes), 12] if plain else [*sizes, 12]
+            assert not pieces
+            assert tracker.current_bytes == 0
+            moves.fetch(stored, left, [], times, record).finish(times.end)
+            *back, there = stored.tensors
+            assert len({x.untyped_storage()._cdata for x in back}) == len(sizes)
+            assert tracker.current_bytes == (sum(sizes) if plain else 4 * sum(sizes)) + weight.nbytes
+        moves.close()
+        assert all(torch.equal(x.to(torch.uint8), y) for x, y in zip(back, wanted, strict=True))
+        assert torch.equal(there, weight)
+        assert there.stride() == weight.stride()
+
+
+@pytest.mark.parametrize("at_once", [0, 1 << 40])
+def test_a_failing_copy_is_one_line_that_names_the_op(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes out where the copy is waited for, or made."""
 
     def fail(self: ThreadMoves, *rest: object) -> None:
         raise RuntimeError("the host has no memory left")
 
     monkeypatch.setattr(ThreadMoves, "_copy", fail)
+    monkeypatch.setattr(copies, "AT_ONCE_BYTES", at_once)
     with pytest.raises(ExecutionError, match=r"^rank \d, stage \d, op .*the host has no memory left$"):
         execute(planned(GPT._replace(stash="offload")), 1, transport="threads", self_check=False)
 

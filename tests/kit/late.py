@@ -153,7 +153,13 @@ class LatePlace(Place):
 
     def host_buffer(self, like: Tensor) -> Tensor:
         with _disable_current_modes():  # the host's memory does not count as the device's
-            buffer = super().host_buffer(like)
+            return self._pinned(super().host_buffer(like))
+
+    def host_bytes(self, count: int) -> Tensor:
+        with _disable_current_modes():
+            return self._pinned(super().host_bytes(count))
+
+    def _pinned(self, buffer: Tensor) -> Tensor:
         with _LOCK:
             _pinned[:] = [known for known in _pinned if known() is not None]
             _pinned.append(weakref.ref(buffer.untyped_storage()))

@@ -1,8 +1,8 @@
 """Plans without a flush whose passes repeat every period: devices, stash choices and cuts annealed together.
 
-A compiled timetable (`kernel.py`, on `passes.py` and `jit/gaps.py`) gives every pass of one micro-batch its time within
-a period and adds up what devices hold; annealing (`anneal.py`) changes decisions. Imports `common` and the rooms below
-the search. Begin with `tables.py`: what is decided.
+A compiled timetable (`kernel.py`, on `passes.py`, `held.py` and `jit/gaps.py`) gives every pass of one micro-batch its
+time within a period and adds up what devices hold; annealing (`anneal.py`) changes decisions. Imports `common` and the
+rooms below the search. Begin with `tables.py`: what is decided.
 """
 
 from ..jit import NEVER

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from ...basics import drop_stale
 from ..jit import NEVER, SOURCES
-from . import kernel, passes, tables
+from . import held, kernel, passes, tables
 from .anneal import anneal
 from .kernel import times
 from .tables import EARLY, END, FRONT, HALVED, POLICY, REAR, ROWS, TIMES, Case, Floats, Ints, Work, scratch
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
-drop_stale((anneal, times), (tables, passes, kernel, *SOURCES))
+drop_stale((anneal, times), (tables, passes, held, kernel, *SOURCES))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""The compiled timetable: what devices hold while passes repeat every period, and the least period at which that fits.
-
-A stash that lives for 2.4 periods takes twice its bytes always and three times for 0.4 of a period: the most that a
-device holds is exact for these times.
-"""
+"""The compiled timetable: what devices hold while passes repeat every period, and the least period that fits."""
 
 # mypy: disable-error-code="no-untyped-def"
 # compiled functions: numba infers their types from Case and Work
@@ -12,6 +8,7 @@ from __future__ import annotations
 import math
 
 from ..jit import CLOSE, NEVER, ended, inlined, lean, running_until, runs
+from .held import hold, most, span
 from .passes import behind_s, halved, least_s, message_s, moved, placed
 from .tables import (
     BACKWARD,
@@ -40,55 +37,6 @@ from .tables import (
 
 _HALVED, _FINE, _NEAR = 7, 1e-3, 1e-2  # how often an interval is halved, how closely, and what is near the least
 _SHORTEST = 1e-110  # seconds of a period in which nothing takes any time: less than any time that is taken
-
-
-@inlined
-def span(w, d, a, b, size):
-    """Notes that a device holds bytes from a to b."""
-    n = w.noted[0]
-    w.spans[0, n], w.spans[1, n], w.spans[2, n], w.spans[3, n] = d, a, b, size
-    w.noted[0] = n + 1
-
-
-@inlined
-def hold(w, d, a, b, size, period):
-    """Notes that a device holds bytes from a to b, in every period."""
-    if size <= 0.0 or b <= a:
-        return
-    turns = math.floor((b - a) / period + CLOSE)
-    w.base[d] += turns * size
-    rest = b - a - turns * period
-    if rest <= CLOSE * period:
-        return
-    a -= math.floor(a / period) * period
-    b = a + rest
-    if b >= period:
-        w.base[d] += size
-        b, a = a, b - period
-        size = -size
-    n = w.changes[d]
-    close = CLOSE * period  # what is released at the same time is so first
-    w.times[d, n], w.sizes[d, n] = a - (close if size < 0.0 else 0.0), size
-    w.times[d, n + 1], w.sizes[d, n + 1] = b - (close if size > 0.0 else 0.0), -size
-    w.changes[d] = n + 2
-
-
-@inlined
-def most(w, d):
-    """The most bytes that a device holds at once."""
-    n = w.changes[d]
-    for k in range(1, n):
-        time, size = w.times[d, k], w.sizes[d, k]
-        x = k
-        while x > 0 and w.times[d, x - 1] > time:
-            w.times[d, x], w.sizes[d, x] = w.times[d, x - 1], w.sizes[d, x - 1]
-            x -= 1
-        w.times[d, x], w.sizes[d, x] = time, size
-    held = found = w.base[d]
-    for k in range(n):
-        held += w.sizes[d, k]
-        found = max(found, held)
-    return found
 
 
 @lean

@@ -39,7 +39,7 @@ def measured_here() -> Figures:
     from contraflow.planner import Cluster, ModelGraph, SearchSpace, Workload, plan
     from contraflow.planner.plan import COMPUTE, IN_LINE
 
-    graph = ModelGraph.from_dict(profile_model(resolve(MODEL), SAMPLES, rounds=1, load=2))
+    graph = ModelGraph.from_dict(profile_model(resolve(MODEL), SAMPLES, rounds=1, load=2, drawing=False))
     entries, forecast = [], {}
     for name, (schedule, replicas) in PLANS.items():
         space = SearchSpace(schedule=schedule, replicas=replicas)

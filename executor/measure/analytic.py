@@ -26,7 +26,7 @@ from .distinct import Pieced
 from .kernels import Pricing, flat, kernel_pricing
 from .layer_run import Example, LayerRun, Timing, trace_layer
 from .lstm_reserve import LSTMReserve
-from .profile import example_batch, model_document, profiled_layers
+from .profile import example_batch, model_document, profiled_layers, source_of
 from .roofline import Roofline
 from .team_link import TeamLink
 
@@ -80,7 +80,7 @@ def estimate_layers(model: LayeredModel, how: Estimating) -> dict[str, Any]:
         model = replace(model, loss=partial(loss_of_samples, model.loss, lane))
     dtype = PRECISIONS[how.precision]
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    x, target = example_batch(model, how.micro_batch_size, how.data, dtype)
+    x, target = example_batch(source_of(model, how.micro_batch_size, how.data), how.micro_batch_size, dtype)
     x, target = each(x, fake.from_tensor), fake.from_tensor(target)
     awaiting = target.nbytes
 

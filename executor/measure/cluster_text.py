@@ -43,6 +43,7 @@ def _link(link: Link, more: str = "") -> str:
     rates = {"bandwidth": link.bandwidth, "reduce_bandwidth": link.reduce_bandwidth}
     said = [f'{key} = "{_rate(rate)}"' for key, rate in rates.items() if rate is not None and math.isfinite(rate)]
     said += [f'latency = "{_time(link.latency_s)}"', *([more] if more else [])]
+    said += [f"cores = {link.cores:.3g}"] * (link.cores > 0)
     return f"{{{', '.join(said)}}}"
 
 

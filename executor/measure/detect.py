@@ -117,7 +117,7 @@ def _of_processes(
     memory_bandwidth = found.memory_bandwidth * max(1.0, processes / at_once)
     kind = DeviceType("cpu", whole // (2 * processes), memory_bandwidth=memory_bandwidth)
     link = _link_of(found) if processes > 1 else Link()
-    host = Link(found.host_bandwidth, found.host_latency_s)
+    host = Link(found.host_bandwidth, found.host_latency_s, cores=1.0)
     group = NodeGroup(nodes, processes, kind, link, whole // 2, host, cores=at_once)
     remarks = [
         f"{processes} processes on each of {nodes} nodes" if nodes > 1 else f"{processes} processes on this computer",
@@ -130,7 +130,7 @@ def _of_processes(
 
 def _link_of(found: Machine) -> Link:
     """Between two processes of a node."""
-    return Link(found.bandwidth, found.latency_s, found.reduce_bandwidth)
+    return Link(found.bandwidth, found.latency_s, found.reduce_bandwidth, found.link_cores)
 
 
 def _of_gpus(gpus: Gpus, nodes: int, network: Link | None) -> Found:

@@ -36,6 +36,7 @@ class Machine:
         latency_s, bandwidth: of a message between two processes while one goes the other way.
         reduce_bandwidth: with which the formula of a ring reproduces an all-reduce between all processes (None: one
             process alone).
+        link_cores: that one process's threads beside its own keep busy while it sums with the others.
         memory_bandwidth: of the optimizer step, in the bytes that `Workload.step_traffic_bytes` counts.
         host_latency_s, host_bandwidth: of a copy to newly allocated memory, in a thread beside the process's own.
     """
@@ -43,6 +44,7 @@ class Machine:
     latency_s: float
     bandwidth: float
     reduce_bandwidth: float | None
+    link_cores: float
     memory_bandwidth: float
     host_latency_s: float
     host_bandwidth: float
@@ -71,6 +73,7 @@ def measured(seat: Seat, rounds: int = ROUNDS) -> Machine:
     small = torch.zeros(1)
     flat = torch.zeros(REDUCED_BYTES // small.element_size())
     reduce_s = _usual(lambda: dist.all_reduce(flat, group=seat.group), rounds)
+    link_cores = _kept_busy(lambda: dist.all_reduce(flat, group=seat.group), rounds) if processes > 1 else 0.0
     hops = 2 * (processes - 1)
     moved = hops * REDUCED_BYTES / processes
     step_s, traffic = _optimizer_step(rounds)
@@ -80,6 +83,7 @@ def measured(seat: Seat, rounds: int = ROUNDS) -> Machine:
         latency_s=latency_s,
         bandwidth=bandwidth,
         reduce_bandwidth=moved / _beyond(reduce_s, hops * latency_s) if hops else None,
+        link_cores=link_cores,
         memory_bandwidth=traffic / step_s,
         host_latency_s=_usual(lambda: torch.empty_like(small).copy_(small), rounds),
         host_bandwidth=source.nbytes / copy_s,
@@ -117,6 +121,15 @@ def _optimizer_step(rounds: int) -> tuple[float, int]:
     parameter.grad = torch.zeros_like(parameter)
     optimizer = make_optimizer("adam", [parameter], Training().of_run("adam", 1), fused=True)
     return _usual(optimizer.step, rounds), Workload(1, "adam").step_traffic_bytes(parameter.nbytes)
+
+
+def _kept_busy(work: Callable[[], object], rounds: int) -> float:
+    """Cores that threads of this process beside the one that asks for the work keep busy while it is done."""
+    began, whole, own = time.perf_counter(), time.process_time(), time.thread_time()
+    for _ in range(rounds):
+        work()
+    others_s = time.process_time() - whole - (time.thread_time() - own)
+    return others_s / (time.perf_counter() - began)
 
 
 def _usual(work: Callable[[], object], rounds: int) -> float:

@@ -49,6 +49,17 @@ def latency_s(plan: Plan, overhead: Overhead, step_s: float) -> float:
     return _halved(lambda each_s: forecast_s(plan, overhead, each_s) >= step_s, 0.0, step_s)
 
 
+def collective_s(plan: Plan, overhead: Overhead, latency_s: float, step_s: float) -> float:
+    """With which seconds of each of its collectives a plan is forecast to take as long as it took; 0: it took less."""
+
+    def forecast(each_s: float) -> float:
+        return forecast_s(plan, replace(overhead, collective_s=each_s), latency_s)
+
+    if forecast(0.0) >= step_s:
+        return 0.0
+    return _halved(lambda each_s: forecast(each_s) >= step_s, 0.0, step_s)
+
+
 def _halved(enough: Callable[[float], bool], low: float, high: float) -> float:
     """The least that is enough."""
     for _ in range(HALVINGS):

@@ -6,7 +6,8 @@ that no message comes to or goes from costs the op alone; what ranks of the pipe
 drawing samples, is that of its messages, at least (see `messages`). What the first run's steps take beyond their ops,
 and beyond what links say of the sums between ranks, is a collective's. Where more ranks train than have a core each,
 ops are those of as many as have one, and what ranks wait for one another is read off runs of all of them: by their
-clocks ops take as long as others have their cores, so that a collective's is what a step takes beyond its forecast.
+clocks ops take as long as others have their cores, so that a collective's is what a step of one micro-batch a rank
+takes beyond its forecast.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ...planner.runs import OpTrace, RunTrace
 from ...planner.schedules import alternating
 from ..basics import RunOptions
 from ..place import at_once
-from .messages import Pair, forecast_s, latency_s, message_s, with_latency
+from .messages import Pair, collective_s, latency_s, message_s, with_latency
 from .profile import profile_model
 
 MODEL = "mlp-deep"
@@ -84,7 +85,7 @@ def _profiled(threads: int) -> ModelGraph:
     """`MODEL` as the first rank measures it by itself; collective."""
     content: list[Any] = [None]
     if dist.get_rank() == 0:
-        content = [profile_model(resolve(MODEL), SAMPLES, threads=threads, rounds=2, load=1)]
+        content = [profile_model(resolve(MODEL), SAMPLES, threads=threads, rounds=2, load=1, drawing=False)]
     dist.broadcast_object_list(content)
     return ModelGraph.from_dict(content[0])
 
@@ -107,16 +108,15 @@ class Crew:
 
     @property
     def cluster(self) -> Cluster:
-        """As if each had a core."""
-        return Cluster.uniform(self.processes, link=self.link)
+        """On the cores that there are."""
+        cluster = Cluster.uniform(self.processes, link=self.link)
+        (group,) = cluster.nodes
+        return cluster if self.cores is None else replace(cluster, nodes=(replace(group, cores=self.cores),))
 
     @property
-    def crowd(self) -> Cluster | None:
-        """On the cores that there are; None where each has one."""
-        if self.cores is None or self.cores >= self.processes:
-            return None
-        (group,) = self.cluster.nodes
-        return replace(self.cluster, nodes=(replace(group, cores=self.cores),))
+    def apart(self) -> Cluster:
+        """As if each had a core."""
+        return Cluster.uniform(self.processes, link=self.link)
 
 
 class Round(NamedTuple):
@@ -145,13 +145,14 @@ def runs_of(
 
 
 def _round(graph: ModelGraph, crew: Crew, train: Callable[[Plan], RunTrace]) -> Round:
-    cluster, ranks = crew.cluster, crew.busy or crew.processes
+    crowded = crew.cluster.crowded
+    cluster, ranks = crew.apart if crowded else crew.cluster, crew.busy or crew.processes
     whole, chain = _whole(graph, cluster, ranks), _chained(graph, cluster, ranks)
     alone = train(whole)
     figures = _figures(graph, alone, train(chain))
-    if crew.crowd is not None:
-        cluster, ranks = crew.crowd, crew.processes
-        whole, chain = _whole(graph, cluster, ranks), _chained(graph, cluster, ranks)
+    if crowded:
+        cluster, ranks = crew.cluster, crew.processes
+        whole, chain = _whole(graph, cluster, ranks, 1), _chained(graph, cluster, ranks)
         alone = train(whole)
     flood = _chained(graph, cluster, ranks, flooded=True)
     turns = [(train(chain).step_s, train(flood).step_s) for _ in range(TURNS)]
@@ -169,18 +170,18 @@ def spent(runs: list[Round]) -> Spent:
     pair = Pair(fastest.chain, chain_s, fastest.flood, chain_s * median(b / a for a, b in turns))
     overhead = replace(overhead, message_s=message_s(pair, overhead))
     late_s = latency_s(pair.chain, overhead, chain_s)
-    (group,) = fastest.whole.problem.cluster.nodes
-    if group.cores is None:
-        beyond_s = median(each.summing_s - _sum_s(each.whole, late_s) for each in runs)
+    cluster = fastest.whole.problem.cluster
+    if not cluster.crowded:
+        beyond_s = max(0.0, median(each.summing_s - _sum_s(each.whole, late_s) for each in runs))
     else:
-        drawn_s = drawing_s * group.devices / group.cores
-        beyond_s = median(each.whole_s for each in runs) - drawn_s - forecast_s(fastest.whole, overhead, late_s)
-    return Spent(replace(overhead, collective_s=max(0.0, beyond_s)), late_s)
+        drawn_s = least.drawing_s * len(cluster) / cluster.whole_speed
+        beyond_s = collective_s(fastest.whole, overhead, late_s, median(each.whole_s for each in runs) - drawn_s)
+    return Spent(replace(overhead, collective_s=beyond_s), late_s)
 
 
-def _whole(graph: ModelGraph, cluster: Cluster, ranks: int) -> Plan:
-    """All layers on each of so many ranks, with micro-batches of its own."""
-    return replicated(Problem(graph, cluster, Workload(MICRO_BATCHES * ranks)), range(ranks))
+def _whole(graph: ModelGraph, cluster: Cluster, ranks: int, each: int = MICRO_BATCHES) -> Plan:
+    """All layers on each of so many ranks, with so many micro-batches of its own."""
+    return replicated(Problem(graph, cluster, Workload(each * ranks)), range(ranks))
 
 
 def _chained(graph: ModelGraph, cluster: Cluster, most: int, flooded: bool = False) -> Plan:
@@ -203,11 +204,13 @@ def _sum_s(plan: Plan, latency_s: float) -> float:
 
 class _Figures(NamedTuple):
     """Seconds. `forward`, `backward`: around an op of a rank that has all layers, and `taken`: by its F and B together.
+    `mean_forward`: samples are drawn for several forwards at a time.
 
     `chained`: around an F and a B of every rank that has a stage, together, and `chained_taken`: by these. `layers`: of
     all layers, forward and backward, by the profile. `step`: a STEP.
     """
 
+    mean_forward: float
     forward: float
     backward: float
     taken: float
@@ -220,12 +223,13 @@ class _Figures(NamedTuple):
     @property
     def drawing_s(self) -> float:
         """Of a micro-batch's samples."""
-        return max(0.0, self.forward - self.backward)
+        return max(0.0, self.mean_forward - self.backward)
 
 
 def _figures(graph: ModelGraph, alone: RunTrace, chained: RunTrace) -> _Figures:
     forward, backward = (fmean(_usual(alone, kind, _around)) for kind in _PASSES)
     return _Figures(
+        fmean(x.overhead_s for device in alone.devices for x in device.ops if x.op.kind is Kind.F),
         forward,
         backward,
         sum(fmean(_usual(alone, kind, _duration)) for kind in _PASSES),
@@ -241,7 +245,7 @@ def _overhead(found: _Figures) -> Overhead:
     ranks = found.ranks
     calls = (found.taken - found.layers) / 2, (found.chained_taken - found.layers) / (2 * ranks)
     messages = 4 * (ranks - 1)  # a micro-batch's, both ends of each
-    spent_s = found.chained - 2 * ranks * found.backward - found.drawing_s
+    spent_s = found.chained - 2 * ranks * found.backward - max(0.0, found.forward - found.backward)
     return Overhead(found.backward + max(0.0, fmean(calls)), max(0.0, spent_s) / messages, found.step)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...models import Granularity, LayeredModel, load
+from ...models import Dataset, Granularity, LayeredModel, load
 from ...models.lanes import Lane
-from ...models.loaders import Source, as_dataset
+from ...models.loaders import Feed, Source, as_dataset
 from ...models.once import kept
 from ...models.wiring import Inputs, each
 from ...planner.problem import WORKSPACES
@@ -27,6 +27,7 @@ from ..state import as_dtype, inputs_and_targets, planned_edges, tied_bytes
 from .between import Handed, Twice
 from .companions import Pace, alone, companions
 from .distinct import LayerCosts, Pieced, distinct_layers
+from .drawing import drawing_s
 from .layer_run import BY_ITSELF, Example, LayerRun, Timing, trace_layer
 from .reach import Reaches
 from .team import Team, lane_of_ways, require_room, seated
@@ -56,6 +57,8 @@ class Profiling:
         engine: what runs the layers, as for `execute`.
         layers: "parts": every layer of the model is one of model.json; "block": those of one block are.
         compiled: layers are measured through torch's compiler, too, and are marked where that is faster.
+        drawing: whether the first layer's forward has drawing a micro-batch's samples, which a rank on the CPU does in
+            between.
         ways: how a team of processes divides the layers, by "tensor" or "sequence". Seconds are then those of its
             slowest rank, with what ranks tell each other inside a layer; bytes are one rank's.
     """
@@ -71,6 +74,7 @@ class Profiling:
     engine: Engine = "auto"
     layers: Granularity = "parts"
     compiled: bool = False
+    drawing: bool = True
     ways: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -135,7 +139,8 @@ def _measured_in_team(
 @kept()
 def _measured(model: LayeredModel, how: Profiling, pace: Pace = alone, team: Team = BY_ITSELF) -> dict[str, Any]:
     """`measure_layers` of one process; `pace` is called before every repetition."""
-    x, target = example_batch(model, how.micro_batch_size, how.data, how.dtype)
+    source = source_of(model, how.micro_batch_size, how.data)
+    x, target = example_batch(source, how.micro_batch_size, how.dtype)
     x, target = each(x, lambda tensor: tensor.to(how.device)), target.to(how.device)
     timing = Timing(partial(_now, target.device), how.rounds, WARMUPS, pace, team=team)
     awaiting = target.nbytes
@@ -158,25 +163,26 @@ def _measured(model: LayeredModel, how: Profiling, pace: Pace = alone, team: Tea
         reaches = Reaches.of(model, timing, target.device, how.dtype, how.engine)
         layers, twice = profiled_layers(of, x, target, measured, "measured", how.on_progress, how.engine)
         layers = reaches.settle(layers)
+        if how.drawing and how.device == "cpu":
+            first, drawn_s = layers[0], drawing_s(source, how.micro_batch_size, how.rounds, pace)
+            layers[0] = first | {"forward_s": first["forward_s"] + drawn_s}
     device = torch.device(how.device).type
     content = model_document(of, how.micro_batch_size, device, layers, twice, how.dtype, team.lane)
     return content if team.lane is None else content | {"ways": dict(how.ways)}
 
 
-def example_batch(
-    model: LayeredModel, micro_batch_size: int, data: Source | None, dtype: torch.dtype
-) -> tuple[Inputs, Tensor]:
-    """Inputs, in `dtype` where they are floating point, and targets as a loss has them, of a micro-batch, on the CPU.
-
-    Raises:
-        ValueError: no data, or a micro-batch size below 1.
-    """
+def source_of(model: LayeredModel, micro_batch_size: int, data: Source | None) -> Dataset:
+    """What a model is fed: the data, or its own. Raises ValueError: there is none, or a micro-batch size below 1."""
     if micro_batch_size < 1:
         raise ValueError(f"micro-batch size {micro_batch_size} is below 1")
     found = model.data if data is None else data
     if found is None:
         raise ValueError(f"model {model.name!r} names no data; pass data=...")
-    source = load(found) if isinstance(found, str) else as_dataset(found)
+    return load(found) if isinstance(found, str) else as_dataset(found, Feed(micro_batch_size, micro_batch_size))
+
+
+def example_batch(source: Dataset, micro_batch_size: int, dtype: torch.dtype) -> tuple[Inputs, Tensor]:
+    """A micro-batch's inputs, in `dtype` where they are floating point, and targets as a loss has them, on the CPU."""
     x, target = inputs_and_targets(source, 0, 0, 0, micro_batch_size)
     return each(x, lambda tensor: as_dtype(tensor, dtype)), as_dtype(target, wide(dtype))
 

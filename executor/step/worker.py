@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from ..place import CPU, OpRecord, Place
 from ..state import Addresses, Blueprint, StageReplica, TensorShape, agree
 from ..wires import Transport
 from .course import Course
+from .drawing import Drawing, Drawn, Wanted
 from .observe import Observer
 from .step_state import StepState, Transfer
 
@@ -80,6 +82,7 @@ class Worker:
         self.last, self.passing = len(blueprint.plan.stages) - 1, blueprint.passing
         self.resized = {n: {s: r.of_size(n) for s, r in replicas.items()} for n in blueprint.sizes}
         self._shapes: dict[tuple[int, int], Mapping[Value, TensorShape]] = {}
+        self._drawing, self._readers = Drawing(blueprint, self.around.track), list[int]()
         self.agreed = {n: agree(transport, own) for n, own in self.resized.items()}
 
     def follow(self, course: Course) -> None:
@@ -87,6 +90,8 @@ class Worker:
         if course is getattr(self, "course", None):
             return
         self.course = course
+        reads = [stage == self.last or self.passing.reads(stage) for stage in range(self.last + 1)]
+        self._readers = [k for k, op in enumerate(course.order) if op.kind is Kind.F and reads[op.stage]]
         self.to = Addresses(course.plan, self.agreed.values(), self.passing.widest)
         self.observer.follow(course.plan, self.transport.rank)
 
@@ -97,6 +102,7 @@ class Worker:
             replica.weights.forget_gradients()
             if replica.statistics is not None:
                 replica.statistics.reset()
+        self._drawing.clear()
 
     def replica(self, state: StepState, op: Op) -> StageReplica:
         """The rank's copy of a stage as it runs the op's micro-batch."""
@@ -116,8 +122,20 @@ class Worker:
 
     def target(self, state: StepState, micro_batch: int) -> Tensor:
         """What the loss of a micro-batch compares with."""
-        batch, samples = state.batch(micro_batch), state.samples(micro_batch)
-        return self.place.bring(self.around.load(lambda: self.blueprint.targets(*batch, samples)))
+        return self.place.bring(self.around.load(lambda: self._drawn(state, micro_batch, alone=True).targets))
+
+    def _drawn(self, state: StepState, micro_batch: int, alone: bool) -> Drawn:
+        """The samples of a micro-batch; with them maybe those that the list's next forwards read."""
+
+        def following() -> Iterator[Wanted]:
+            for k in range(bisect_right(self._readers, state.position), len(self._readers)):
+                op = self.course.order[self._readers[k]]
+                yield self._wanted(state, op.micro_batch, not self.passing.reads(op.stage))
+
+        return self._drawing.take(self._wanted(state, micro_batch, alone), following())
+
+    def _wanted(self, state: StepState, micro_batch: int, alone: bool) -> Wanted:
+        return Wanted(*state.batch(micro_batch), state.samples(micro_batch), alone)
 
     def inputs(self, state: StepState, stage: int, micro_batch: int) -> tuple[Carried, Tensor | None]:
         """What a forward takes, waited for where it comes from another device, and the target on the last stage."""
@@ -140,14 +158,14 @@ class Worker:
         wanted = [value for value in values if value.layer == DATA]
         if not wanted:
             return {}
-        batch, samples, wiring = state.batch(micro_batch), state.samples(micro_batch), self.blueprint.model.wiring
         inputs: dict[Value, Tensor] = {}
 
         def load() -> Tensor:
-            given, compared = self.blueprint.batch(*batch, samples)
-            inputs.update(wiring.given(given, wanted))
+            drawn = self._drawn(state, micro_batch, alone=False)
+            assert drawn.inputs is not None
+            inputs.update(self.blueprint.model.wiring.given(drawn.inputs, wanted))
             if targets is not None:
-                targets.append(compared)
+                targets.append(drawn.targets)
             return inputs[wanted[0]]
 
         self.around.load(load)

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..place import at_once
 from .carriers import step_back
 from .loopback import ranks_here
+from .pair_sum import PairSum, exchanged
 from .seat import Seat
 
 BACKSTOP_S = 86400.0
@@ -161,7 +162,10 @@ class GlooTransport:
         return _GlooHandle(self._everybody.recv([buffer], self.seat.like(peer), tag))
 
     def all_reduce(self, tensor: Tensor, group: str) -> Handle:
-        return _GlooHandle(dist.all_reduce(tensor, group=self._groups[group], async_op=True))
+        ranks = self._groups[group]
+        if exchanged(tensor, dist.get_world_size(ranks)):
+            return PairSum(tensor, ranks)
+        return _GlooHandle(dist.all_reduce(tensor, group=ranks, async_op=True))
 
     def reduce_scatter(self, tensor: Tensor, group: str) -> Handle:
         """gloo's own is an all-reduce of a copy: in place it takes no memory more, and sums in the same order."""

@@ -75,6 +75,7 @@ class Jobs:
     occupied: Occupied
     speed: Floats  # of every device
     alone: Floats
+    sharing: Sharing | None = None
 
     @property
     def message_job(self) -> Ints:
@@ -106,6 +107,7 @@ class _Reduction:
     pairs: list[tuple[int, int]]
     lane: int = -1  # of a sum with other groups of devices: the device whose link to them it occupies
     on_nic: bool = False  # that link is its NIC
+    cores: float = 0.0  # of a node's, that it keeps busy for all of its seconds; its latency is part of these
 
 
 def build(plan: Structured, costs: StageCosts, orders: Sequence[Sequence[Op]]) -> Jobs:
@@ -134,35 +136,49 @@ def build_columns(
     copies = ops.where(Kind.OFFLOAD, Kind.FETCH)
     if len(copies):
         duration[copies] = copied_bytes(plan, costs, ops, copies) / machine.host_bandwidth[ops.device[copies]]
-    reductions = _reductions(plan, costs, ops, needs)
+    reductions = _reductions(plan, costs, ops, needs, machine)
     reductions += _with_other_groups(plan, costs, ops, needs, count + len(reductions))
     duration = np.concatenate([duration, [r.seconds for r in reductions]]) if reductions else duration
     resources = _resources(machine, ops, found, copies, reductions)
     idle = ops.where(*sorted(RECEIVES | COLLECTIVES))
     waits = needs.precedences()
-    alone, sharing = duration, machine.sharing(ops.device)
+    alone, edges = duration, (waits.before, waits.after, waits.lag)
+    sharing = _sharing(machine, ops, found, copies, reductions)
     if sharing is None:
-        start, rank, served = run_jobs(duration, waits.before, waits.after, waits.lag, *resources, idle)
+        start, rank, served = run_jobs(duration, *edges, *resources, idle)
     else:
-        start, duration, rank, served = shared(ops, alone, waits, resources, idle, sharing)
+        start, duration, rank, served = run_sharing(alone, edges, resources, idle, sharing)
     reduce_job = {r.collective: count + k for k, r in enumerate(reductions)}
     complete = served == len(duration) - len(idle)
     lags = np.array([r.latency_s for r in reductions], dtype=np.float64)
     used = Occupied(*resources[:2])
-    return Jobs(
-        ops, found, duration, start, rank, latency, reduce_job, lags, complete, waits, used, machine.speed, alone
-    )
+    served_s = duration, start, rank, latency
+    return Jobs(ops, found, *served_s, reduce_job, lags, complete, waits, used, machine.speed, alone, sharing)
 
 
-def shared(
-    ops: Ops, alone: Floats, waits: Precedences, resources: tuple[Ints, Ints, int], idle: Ints, sharing: Sharing
-) -> tuple[Floats, Floats, Ints, int]:
-    """Starts, seconds, order of service and number of jobs served, where compute ops share the cores of nodes."""
-    node = np.full(len(alone), -1, dtype=np.int64)
+def _sharing(machine: Machine, ops: Ops, found: Messages, copies: Ints, reductions: list[_Reduction]) -> Sharing | None:
+    """Which jobs share cores of nodes, and how many each asks for; None where there are enough for all.
+
+    What devices compute, messages and reductions inside a node, and copies.
+    """
+    shares = machine.sharing()
+    if shares is None:
+        return None
+    of_device, cores = shares
+    count = len(ops) + len(reductions)
+    node, asks = np.full(count, -1, dtype=np.int64), np.ones(count)
     computing = ops.where(*sorted(COMPUTE))
-    node[computing] = sharing.node[computing]
-    edges = (waits.before, waits.after, waits.lag)
-    return run_sharing(alone, edges, resources, idle, Sharing(node, sharing.cores))
+    node[computing] = of_device[ops.device[computing]]
+    source, target = ops.device[found.send], ops.device[found.receive]
+    busy = machine.link_cores[source]
+    carried = (machine.node[source] == machine.node[target]) & (busy > 0)
+    node[found.send[carried]], asks[found.send[carried]] = of_device[source[carried]], busy[carried]
+    copying = copies[machine.host_cores[ops.device[copies]] > 0]
+    node[copying], asks[copying] = of_device[ops.device[copying]], machine.host_cores[ops.device[copying]]
+    for job, reduction in enumerate(reductions, len(ops)):
+        if reduction.cores:
+            node[job], asks[job] = of_device[reduction.pairs[0][0]], reduction.cores
+    return Sharing(node, asks, cores)
 
 
 def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: Machine) -> Floats:
@@ -222,7 +238,15 @@ def _message_times(plan: Structured, machine: Machine, ops: Ops, found: Messages
     return found.bytes / bandwidth, latency
 
 
-def _reductions(plan: Structured, costs: StageCosts, ops: Ops, needs: Needs) -> list[_Reduction]:
+def _cores(machine: Machine, pairs: list[tuple[int, int]]) -> float:
+    """Of a node that shares its cores, how many a reduction over these links keeps busy; 0 where it spans several."""
+    nodes = {int(machine.node[end]) for pair in pairs for end in pair}
+    if len(nodes) != 1 or not np.isfinite(machine.cores[pairs[0][0]]):
+        return 0.0
+    return float(machine.link_cores[pairs[0][0]]) * len(pairs)
+
+
+def _reductions(plan: Structured, costs: StageCosts, ops: Ops, needs: Needs, machine: Machine) -> list[_Reduction]:
     """Every reduction, with its precedences added; its job number follows those of the ops.
 
     It starts when all its ops are posted. The optimizer steps of a stage wait for its REDUCE, and for the TIE of
@@ -249,8 +273,12 @@ def _reductions(plan: Structured, costs: StageCosts, ops: Ops, needs: Needs) -> 
         needs.add(Why.LISTED, ops.previous[mine], np.full(len(mine), job))
         why, users = (Why.WEIGHTS, sends) if collective[0] is Kind.GATHER else (Why.GRADIENTS, steps)
         after = users[np.isin(ops.stage[users], members) & (ops.micro_batch[users] == collective[2])]
+        pairs = ring(devices) if moves else []
+        cores = _cores(machine, pairs)
+        if cores:
+            seconds, latency = seconds + latency, 0.0
         needs.add(why, np.full(len(after), job), after, np.full(len(after), latency))
-        found.append(_Reduction(collective, seconds, latency, ring(devices) if moves else []))
+        found.append(_Reduction(collective, seconds, latency, pairs, cores=cores))
 
     def add_of_stages(kind: Kind, places: Ints, seconds_of: Callable[..., tuple[float, float]]) -> None:
         for stage, m, mine in _grouped(ops, places, ops.stage):

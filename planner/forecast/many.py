@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..graph import Floats, Homes, Machine, StageCosts, Structured, run_many
+from ..graph import Floats, Homes, Machine, StageCosts, Structured, run_many, run_sharing
 from ..plan import COLLECTIVES, RECEIVES, Kind
-from .jobs import Jobs, moving_seconds, shared
+from .jobs import Jobs, moving_seconds
 
 
 def with_seconds(plan: Structured, costs: StageCosts, jobs: Jobs, seconds: Floats) -> Iterator[tuple[StageCosts, Jobs]]:
@@ -37,22 +37,22 @@ def with_seconds(plan: Structured, costs: StageCosts, jobs: Jobs, seconds: Float
     if len(again):  # as much longer or shorter as the forward
         pace = forward[:, ops.stage[again]] / np.where(costs.forward_s > 0, costs.forward_s, 1.0)[ops.stage[again]]
         durations[:, again] = jobs.alone[again] * pace
-    for row, found in zip(seconds, _served(jobs, durations, machine), strict=True):
+    for row, found in zip(seconds, _served(jobs, durations), strict=True):
         own = dict(zip(("forward_s", "backward_input_s", "backward_weight_s"), row.T, strict=True))
         yield replace(costs, **own), found
 
 
-def _served(jobs: Jobs, durations: Floats, machine: Machine) -> Iterator[Jobs]:
+def _served(jobs: Jobs, durations: Floats) -> Iterator[Jobs]:
     """The jobs with every row of these durations at full speed."""
     ops, waits = jobs.ops, jobs.precedences
-    idle, sharing = ops.where(*sorted(RECEIVES | COLLECTIVES)), machine.sharing(ops.device)
-    if sharing is not None:
+    idle, edges = ops.where(*sorted(RECEIVES | COLLECTIVES)), (waits.before, waits.after, waits.lag)
+    if jobs.sharing is not None:
         first, resource = jobs.occupied
         resources = first, resource, int(resource.max(initial=-1)) + 1
         for alone in durations:
-            start, duration, rank, _ = shared(ops, alone, waits, resources, idle, sharing)
+            start, duration, rank, _ = run_sharing(alone, edges, resources, idle, jobs.sharing)
             yield replace(jobs, duration=duration, start=start, rank=rank, alone=alone)
         return
-    starts, ranks = run_many(durations, (waits.before, waits.after, waits.lag), *jobs.occupied, idle)
+    starts, ranks = run_many(durations, edges, *jobs.occupied, idle)
     for duration, start, rank in zip(durations, starts, ranks, strict=True):
         yield replace(jobs, duration=duration, start=start, rank=rank, alone=duration)

@@ -10,7 +10,6 @@ import numpy as np
 from ..basics import PerObject
 from ..problem import Cluster
 from .columns import Floats, Ints
-from .shared_cores import Sharing
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,9 @@ class Machine:
     host_bandwidth: Floats
     host_latency_s: Floats
     steps_take_time: bool
-    cores: Floats  # of the device's node; infinite where all its devices compute at full speed at once
+    cores: Floats  # of the device's node; infinite where all that it does goes on at full speed
+    link_cores: Floats  # of them, that a message in the node keeps busy
+    host_cores: Floats  # and a copy to the host or back
 
     @classmethod
     def of(cls, cluster: Cluster) -> Machine:
@@ -49,8 +50,11 @@ class Machine:
         first = np.where(inside, source * devices + target, links + source)
         return first, np.where(inside, -1, links + devices + target)
 
-    def sharing(self, devices: Ints) -> Sharing | None:
-        """Of what these devices compute, whose cores it needs; None where there are cores for all."""
+    def sharing(self) -> tuple[Ints, Floats] | None:
+        """Of every device the number of the node whose cores it needs, -1: none, and cores of every such node.
+
+        None where there are cores for all that is done.
+        """
         crowded = np.isfinite(self.cores)
         if not crowded.any():
             return None
@@ -59,7 +63,7 @@ class Machine:
         of_device[crowded] = number
         cores = np.zeros(len(nodes))
         cores[number] = self.cores[crowded]
-        return Sharing(of_device[devices], cores)
+        return of_device, cores
 
     @classmethod
     def _of(cls, cluster: Cluster) -> Machine:
@@ -75,7 +79,9 @@ class Machine:
             np.array([group.host_link.bandwidth for group in groups]),
             np.array([group.host_link.latency_s for group in groups]),
             cluster.around.step_s > 0 or any(device.kind.memory_bandwidth is not None for device in cluster.devices),
-            np.array([group.at_once if group.at_once < group.devices else np.inf for group in groups]),
+            np.array([group.cores if group.cores is not None and group.contended else np.inf for group in groups]),
+            np.array([group.link.cores for group in groups]),
+            np.array([group.host_link.cores for group in groups]),
         )
 
 

@@ -1,15 +1,17 @@
-"""Jobs of nodes whose devices share cores: where more compute at a time than there are cores, each is slower.
+"""Jobs of nodes whose devices share cores: where more is to be done at a time than there are cores for, each is slower.
 
-A node's devices that compute share its cores evenly, as an operating system's scheduler shares them among processes:
-each goes on at full speed or at cores over their number. So what an op takes depends on what runs beside it, and is
-found by following time from event to event. The work that a node has done for each since the start, its virtual time,
-says in which order they end (Parekh and Gallager, A Generalized Processor Sharing Approach to Flow Control, 1993).
+What a node's devices compute and the threads that carry their messages share its cores evenly, as an operating
+system's scheduler shares them: each goes on at full speed, or at the cores over all that is asked for. So what an op
+takes depends on what runs beside it, and is found by following time from event to event. The work that a node has done
+for each since the start, its virtual time, says in which order they end (Parekh and Gallager, A Generalized Processor
+Sharing Approach to Flow Control, 1993).
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,17 +27,21 @@ _OFTEN = 4096
 
 @dataclass
 class _Node:
-    """What a node computes at the moment. `running`: (virtual time at which it ends, job), a heap."""
+    """What a node's cores do at the moment.
+
+    `running`: (virtual time at which it ends, job, cores that it asks for), a heap; `asked`: cores of all together.
+    """
 
     cores: float
-    running: list[tuple[float, int]] = field(default_factory=list)
+    running: list[tuple[float, int, float]] = field(default_factory=list)
+    asked: float = 0.0
     virtual: float = 0.0
     now: float = 0.0
 
     @property
     def rate(self) -> float:
         """Of each that runs."""
-        return min(1.0, self.cores / len(self.running))
+        return min(1.0, self.cores / self.asked)
 
     def next_end(self) -> float:
         """When the first of them ends if no other one begins; infinite where nothing runs."""
@@ -43,26 +49,59 @@ class _Node:
             return math.inf
         return self.now + (self.running[0][0] - self.virtual) / self.rate
 
-    def begin(self, job: int, seconds: float, now: float) -> None:
-        """One more, which takes so long at full speed."""
+    def begin(self, job: int, seconds: float, asks: float, now: float) -> None:
+        """One more, which takes so long at full speed on so many cores."""
         if self.running:
             self.virtual += (now - self.now) * self.rate
         self.now = now
-        heapq.heappush(self.running, (self.virtual + seconds, job))
+        self.asked += asks
+        heapq.heappush(self.running, (self.virtual + seconds, job, asks))
 
     def end(self, now: float) -> int:
         """The first of them is over."""
         self.now = now
-        self.virtual, job = heapq.heappop(self.running)
+        self.virtual, job, asks = heapq.heappop(self.running)
+        self.asked = self.asked - asks if self.running else 0.0
         return job
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """Of every job the number of the node whose cores it needs, -1: none; and how many cores every node has."""
+    """Of every job the number of the node whose cores it needs, -1: none, and how many; how many every node has."""
 
     node: NDArray[np.int64]
+    asks: NDArray[np.float64]
     cores: NDArray[np.float64]
+
+
+class _Ways:
+    """Resources: when each is free again, and who waits for one that is held until nobody knows when."""
+
+    def __init__(self, count: int) -> None:
+        self._free_s = [0.0] * count
+        self._waiting: dict[int, list[tuple[float, int]]] = {}
+
+    def free_s(self, mine: Sequence[int], since: float, job: int) -> float:
+        """When all of these are free; infinite where one is held: the job, ready since then, now waits for it."""
+        for k in mine:
+            if k in self._waiting:
+                self._waiting[k].append((since, job))
+                return math.inf
+        return max(self._free_s[k] for k in mine)
+
+    def take(self, mine: Sequence[int], until: float) -> None:
+        """They are free again then."""
+        for k in mine:
+            self._free_s[k] = until
+
+    def hold(self, mine: Sequence[int]) -> None:
+        """They are held until `leave`."""
+        self._waiting.update((k, []) for k in mine)
+
+    def leave(self, mine: Sequence[int], now: float) -> list[tuple[float, int]]:
+        """They are free from now on; who has waited for one of them, and since when it was ready."""
+        self.take(mine, now)
+        return [one for k in mine for one in self._waiting.pop(k)]
 
 
 def run_sharing(
@@ -85,12 +124,12 @@ def run_sharing(
         successors[source].append((target, later))
     waiting = np.bincount(after, minlength=jobs)
     waiting[idle] = -1
-    left, takes, free = waiting.tolist(), resource.tolist(), [0.0] * resources
-    ends = first_resource.tolist()
-    seconds, home = duration.tolist(), sharing.node.tolist()
+    left, takes, ends = waiting.tolist(), resource.tolist(), first_resource.tolist()
+    seconds, home, asks = duration.tolist(), sharing.node.tolist(), sharing.asks.tolist()
     nodes = [_Node(cores) for cores in sharing.cores.tolist()]
+    ways = _Ways(resources)
     start, took, rank = [0.0] * jobs, seconds.copy(), [-1] * jobs
-    ready = [(0.0, job) for job in range(jobs) if left[job] == 0]
+    ready = [(0.0, 0.0, job) for job in range(jobs) if left[job] == 0]  # when it may begin, since when it waits
     heapq.heapify(ready)
 
     def release(job: int, end: float) -> None:
@@ -98,7 +137,7 @@ def run_sharing(
             start[successor] = max(start[successor], end + later)
             left[successor] -= 1
             if left[successor] == 0:
-                heapq.heappush(ready, (start[successor], successor))
+                heapq.heappush(ready, (start[successor], start[successor], successor))
 
     served = 0
     while True:
@@ -107,21 +146,31 @@ def run_sharing(
         if ending.running and (not ready or end <= ready[0][0]):
             job = ending.end(end)
             took[job] = end - start[job]
+            for since, other in ways.leave(takes[ends[job] : ends[job + 1]], end):
+                heapq.heappush(ready, (end, since, other))
             release(job, end)
             continue
         if not ready:
             break
-        now, job = heapq.heappop(ready)
+        now, since, job = heapq.heappop(ready)
+        mine, working = takes[ends[job] : ends[job + 1]], home[job] >= 0 and seconds[job] > 0
+        if mine:
+            begins = ways.free_s(mine, since, job)
+            if math.isinf(begins):
+                continue  # comes back when what holds one of them is over
+            if working and begins > now:
+                heapq.heappush(ready, (begins, since, job))
+                continue
+            now = max(now, begins)
+        start[job] = now
         rank[job] = served
         served += 1
         if served % _OFTEN == 0:
             check_time()
-        if home[job] >= 0 and seconds[job] > 0:
-            nodes[home[job]].begin(job, seconds[job], now)
+        if working:
+            ways.hold(mine)
+            nodes[home[job]].begin(job, seconds[job], asks[job], now)
             continue
-        mine = takes[ends[job] : ends[job + 1]]
-        start[job] = max([now, *(free[k] for k in mine)])
-        for k in mine:
-            free[k] = start[job] + seconds[job]
-        release(job, start[job] + seconds[job])
+        ways.take(mine, now + seconds[job])
+        release(job, now + seconds[job])
     return np.array(start), np.array(took), np.array(rank, dtype=np.int64), served

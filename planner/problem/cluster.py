@@ -35,12 +35,14 @@ class Link:
     """A way for bytes: a message occupies it for bytes/bandwidth and arrives `latency_s` later.
 
     `bandwidth` is bytes/s; infinite where the file says nothing. `reduce_bandwidth` is what a ring all-reduce reaches,
-    where that differs (it adds as it goes; some switches add on the way); None: `bandwidth`. Raises ClusterError.
+    where that differs (it adds as it goes; some switches add on the way); None: `bandwidth`. `cores`: of its node, that
+    a message keeps busy on its way, in threads beside those that compute. Raises ClusterError.
     """
 
     bandwidth: float = math.inf
     latency_s: float = 0.0
     reduce_bandwidth: float | None = None
+    cores: float = 0.0
 
     def __post_init__(self) -> None:
         for name, rate in (("bandwidth", self.bandwidth), ("reduce_bandwidth", self.reduce_bandwidth)):
@@ -48,6 +50,8 @@ class Link:
                 raise ClusterError(f"{name} of a link must be above 0 bytes/s, got {rate}")
         if not 0 <= self.latency_s <= MOST_SECONDS:
             raise ClusterError(f"latency_s of a link must be from 0 to {MOST_SECONDS:g} s, got {self.latency_s}")
+        if not 0 <= self.cores <= MOST_DEVICES:
+            raise ClusterError(f"cores of a link must be from 0 to {MOST_DEVICES}, got {self.cores}")
 
     def occupation_s(self, count: int) -> float:
         """Seconds that a message of `count` bytes occupies the link."""
@@ -79,6 +83,14 @@ class NodeGroup:
     def at_once(self) -> float:
         """How many devices of a node compute at full speed at a time."""
         return self.devices if self.cores is None else min(self.cores, self.devices)
+
+    @property
+    def contended(self) -> bool:
+        """Whether its devices, their messages and copies may ask for more cores than there are."""
+        if self.cores is None:
+            return False
+        ways = 2 * self.devices  # out and in
+        return self.cores < self.devices + ways * max(self.link.cores * (self.devices > 1), self.host_link.cores)
 
 
 @dataclass(frozen=True)
@@ -273,7 +285,9 @@ def _of_teams(group: NodeGroup, ways: int) -> NodeGroup:
 def _link_to_dict(link: Link) -> dict[str, float]:
     content = {} if math.isinf(link.bandwidth) else {"bandwidth": link.bandwidth}
     content["latency"] = link.latency_s
-    return content if link.reduce_bandwidth is None else content | {"reduce_bandwidth": link.reduce_bandwidth}
+    if link.reduce_bandwidth is not None:
+        content["reduce_bandwidth"] = link.reduce_bandwidth
+    return content | {"cores": link.cores} if link.cores else content
 
 
 def _kind_to_dict(kind: DeviceType) -> dict[str, Any]:
@@ -301,16 +315,17 @@ def _table(content: object, where: str, known: set[str]) -> Mapping[str, Any]:
     return reading.mapping(content, where, known, "a table")
 
 
-def _link_from(content: object, where: str, extra: str) -> Link:
-    """A link's table, which may have the key `extra` besides bandwidth and latency."""
-    table = _table(content, where, {"bandwidth", "latency", extra})
+def _link_from(content: object, where: str, *extra: str) -> Link:
+    """A link's table, which may have the keys `extra` besides bandwidth and latency."""
+    table = _table(content, where, {"bandwidth", "latency", *extra})
 
     def bandwidth(key: str) -> float | None:
         return _rate(table[key], key, where) if key in table else None
 
     latency_s = parse_seconds(table.get("latency", 0), f"{where}.latency")
     reading.number(latency_s, "latency", where, MOST_SECONDS)
-    return Link(bandwidth("bandwidth") or math.inf, latency_s, bandwidth("reduce_bandwidth"))
+    cores = reading.number(table.get("cores", 0.0), "cores", where, MOST_DEVICES)
+    return Link(bandwidth("bandwidth") or math.inf, latency_s, bandwidth("reduce_bandwidth"), cores)
 
 
 def _overhead_from(content: object) -> Overhead:
@@ -366,9 +381,9 @@ def _group_from(content: object, where: str, kinds: Mapping[str, DeviceType]) ->
         _count(table, "count", where),
         _count(table, "devices", where),
         kinds[name],
-        _link_from(table.get("link", {}), f"{where}.link", "reduce_bandwidth"),
+        _link_from(table.get("link", {}), f"{where}.link", "reduce_bandwidth", "cores"),
         None if host_memory is None else _memory(host_memory, "host_memory", where),
-        _link_from(host, f"{where}.host_link", "shared_by"),
+        _link_from(host, f"{where}.host_link", "shared_by", "cores"),
         _count(host, "shared_by", f"{where}.host_link"),
         reading.positive(table["cores"], "cores", where, LEAST_CORES, MOST_DEVICES) if "cores" in table else None,
     )

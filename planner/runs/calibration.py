@@ -74,7 +74,7 @@ def measured(model: ModelGraph, traces: Sequence[RunTrace], overhead: bool = Tru
     found = []
     for run, trace in enumerate(traces):
         costs = StageCosts.of(model, trace.stages, trace.overhead)
-        ops: dict[tuple[int, Kind, bool], list[tuple[float, float]]] = {}
+        ops: dict[tuple[int, Kind, bool], list[tuple[float, float, float]]] = {}
         row = {m: line for line, p in zip(trace.stash, trace.pipelines, strict=True) for m in p.micro_batches}
         for device in trace.devices:
             listed = {x.op[:3] for x in device.ops}
@@ -82,16 +82,17 @@ def measured(model: ModelGraph, traces: Sequence[RunTrace], overhead: bool = Tru
                 if x.op.kind in _PARTS:
                     moves = sum((kind, *x.op[1:3]) in listed for kind in MOVES_BESIDE.get(x.op.kind, ()))
                     known = float(beside_layers_s(costs, x.op.kind, x.op.stage)) + moves * trace.overhead.message_s
-                    seconds = x.duration_s * device.speed
-                    if overhead:
-                        seconds = max(0.0, seconds + x.overhead_s * device.speed - known)
-                    pair = (seconds, x.overhead_s * device.speed)
+                    around_s = x.overhead_s * device.speed
+                    found_s = x.duration_s * device.speed, around_s, around_s - known
                     again = x.op.kind is Kind.R and stash_policy(row[x.op.micro_batch][x.op.stage]).partial
-                    ops.setdefault((x.op.stage, x.op.kind, again), []).append(pair)
-        for (stage, kind, again), pairs in sorted(ops.items()):
-            typical = np.median(np.array(pairs), axis=0)
-            layers = trace.stages[stage]
-            found.append(Measured(run, stage, kind, len(pairs), layers, float(typical[0]), float(typical[1]), again))
+                    ops.setdefault((x.op.stage, x.op.kind, again), []).append(found_s)
+        for (stage, kind, again), each in sorted(ops.items()):
+            taken, around, beyond = np.array(each).T
+            seconds = float(np.median(taken))
+            if overhead:  # the mean: samples are drawn for several forwards at a time
+                seconds = max(0.0, seconds + float(np.mean(beyond)))
+            typical_s = float(np.median(around))
+            found.append(Measured(run, stage, kind, len(each), trace.stages[stage], seconds, typical_s, again))
     return found
 
 

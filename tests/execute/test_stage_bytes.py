@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from contraflow.executor.basics.options import Engine
 from contraflow.executor.measure.between import Between, Handed
 from contraflow.executor.measure.layer_run import Example, LayerRun, trace_layer
-from contraflow.executor.measure.profile import example_batch
+from contraflow.executor.measure.profile import example_batch, source_of
 from contraflow.executor.run.launch import execute
 from contraflow.executor.stage import build_lowered
 from contraflow.models import LayeredModel, Piece, resolve
@@ -46,7 +46,7 @@ def swapping() -> LayeredModel:
 
 def sizes_of(model: LayeredModel, begin: int, end: int) -> dict[str, int]:
     """Layers begin..end-1 as one layer, measured."""
-    x, target = example_batch(model, SAMPLES, None, torch.float32)
+    x, target = example_batch(source_of(model, SAMPLES, None), SAMPLES, torch.float32)
     ids = (range(begin), range(begin, end), range(end, len(model.layers)))
     pieces = [Piece(str(number), part) for number, part in enumerate(ids) if part]
     between = Between(model, pieces, x)

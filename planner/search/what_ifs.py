@@ -210,7 +210,8 @@ def _takes_time(link: Link) -> bool:
 
 def _quicker(link: Link) -> Link:
     reduce_bandwidth = None if link.reduce_bandwidth is None else link.reduce_bandwidth * FASTER
-    return Link(link.bandwidth * FASTER, link.latency_s / FASTER, reduce_bandwidth)
+    quicker = replace(link, bandwidth=link.bandwidth * FASTER, latency_s=link.latency_s / FASTER)
+    return replace(quicker, reduce_bandwidth=reduce_bandwidth)
 
 
 def with_group(cluster: Cluster, k: int, group: NodeGroup) -> Cluster:

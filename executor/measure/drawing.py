@@ -11,6 +11,8 @@ from .companions import Pace
 
 TOGETHER = 8
 """Micro-batches drawn one after the other, as a run draws those that its list reads next."""
+LONG_S = 0.02
+"""No more of them after so long: a data set that is slow is asked for one."""
 
 
 def drawing_s(data: Dataset, samples: int, rounds: int, pace: Pace) -> float:
@@ -18,8 +20,9 @@ def drawing_s(data: Dataset, samples: int, rounds: int, pace: Pace) -> float:
     found = []
     for _ in range(rounds):
         pace()
-        began = time.perf_counter()
-        for _ in range(TOGETHER):
+        began, drawn = time.perf_counter(), 0
+        while drawn < TOGETHER and time.perf_counter() - began < LONG_S:
             inputs_and_targets(data, 0, 0, 0, samples)
-        found.append((time.perf_counter() - began) / TOGETHER)
+            drawn += 1
+        found.append((time.perf_counter() - began) / drawn)
     return median(found)

@@ -151,9 +151,9 @@ class RankRun:
     def _held_out(self) -> Evaluator | None:
         if not self._job.training.evaluate_every:
             return None
-        return Evaluator(
-            self._blueprint, self._transport, self._replicas, Surroundings(self._place, load=self._tracker.bring_in)
-        )
+        tracker = self._tracker
+        around = Surroundings(self._place, load=tracker.bring_in, track=tracker.track)
+        return Evaluator(self._blueprint, self._transport, self._replicas, around)
 
     def begin(self) -> None:
         """What all ranks do together before the first step: resume, one copy of everything, the same samples."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from runs import measured
-from torch import nn
+from torch import Tensor, nn
 from traced_stages import traced
 
 from contraflow.executor.measure.profile import profile_model
@@ -127,3 +128,25 @@ def test_bad_arguments_are_value_errors() -> None:
     model = LayeredModel("bare", resolve("mlp-tiny").layers, cross_entropy)
     with pytest.raises(ValueError, match="'bare' names no data"):
         profile_model(model, micro_batch_size=1)
+
+
+class Slow:
+    """Digits, 5 ms a micro-batch."""
+
+    name = "slow"
+
+    def batch(self, seed: int, step: int, micro_batch: int, size: int) -> tuple[Tensor, Tensor]:
+        """The same at any time."""
+        time.sleep(0.005)
+        return load("digits").batch(seed, step, micro_batch, size)
+
+
+def test_the_first_layer_draws_the_samples() -> None:
+    """And no other one; a rank draws them as it comes to its forward."""
+    model = resolve("mlp-tiny")
+    with_samples, without = (
+        ModelGraph.from_dict(profile_model(model, 4, rounds=1, data=Slow(), drawing=drawing))
+        for drawing in (True, False)
+    )
+    assert with_samples.layers[0].forward_s > 0.005
+    assert all(layer.forward_s < 0.005 for layer in (*with_samples.layers[1:], *without.layers))

@@ -74,6 +74,40 @@ class Sharing:
     cores: NDArray[np.float64]
 
 
+class _Waits:
+    """What waits for what.
+
+    Attributes:
+        start: when each job may begin, as far as is known. ready: those that wait for no other, a heap: when it may
+            begin, since when it is ready, and the job.
+    """
+
+    def __init__(
+        self,
+        jobs: int,
+        edges: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]],
+        idle: Sequence[int],
+    ) -> None:
+        self._left, self._successors = [0] * jobs, [list[tuple[int, float]]() for _ in range(jobs)]
+        for source, target, later in zip(*(column.tolist() for column in edges), strict=True):
+            self._successors[source].append((target, later))
+            self._left[target] += 1
+        for job in idle:
+            self._left[job] = -1
+        self.start = [0.0] * jobs
+        self.ready = [(0.0, 0.0, job) for job in range(jobs) if self._left[job] == 0]
+        heapq.heapify(self.ready)
+
+    def release(self, job: int, end: float) -> None:
+        """A job is over then: those that wait for it alone are ready."""
+        for successor, later in self._successors[job]:
+            self.start[successor] = max(self.start[successor], end + later)
+            self._left[successor] -= 1
+            if self._left[successor] == 0:
+                begins = self.start[successor]
+                heapq.heappush(self.ready, (begins, begins, successor))
+
+
 class _Ways:
     """Resources: when each is free again, and who waits for one that is held until nobody knows when."""
 
@@ -87,7 +121,7 @@ class _Ways:
             if k in self._waiting:
                 self._waiting[k].append((since, job))
                 return math.inf
-        return max(self._free_s[k] for k in mine)
+        return max((self._free_s[k] for k in mine), default=0.0)
 
     def take(self, mine: Sequence[int], until: float) -> None:
         """They are free again then."""
@@ -118,28 +152,13 @@ def run_sharing(
     """
     import numpy as np
 
-    jobs, (before, after, lag), (first_resource, resource, resources) = len(duration), edges, occupied
-    successors: list[list[tuple[int, float]]] = [[] for _ in range(jobs)]
-    for source, target, later in zip(before.tolist(), after.tolist(), lag.tolist(), strict=True):
-        successors[source].append((target, later))
-    waiting = np.bincount(after, minlength=jobs)
-    waiting[idle] = -1
-    left, takes, ends = waiting.tolist(), resource.tolist(), first_resource.tolist()
+    waits = _Waits(len(duration), edges, idle.tolist())
+    first, resource, resources = occupied
+    takes, ends, ways = resource.tolist(), first.tolist(), _Ways(resources)
     seconds, home, asks = duration.tolist(), sharing.node.tolist(), sharing.asks.tolist()
     nodes = [_Node(cores) for cores in sharing.cores.tolist()]
-    ways = _Ways(resources)
-    start, took, rank = [0.0] * jobs, seconds.copy(), [-1] * jobs
-    ready = [(0.0, 0.0, job) for job in range(jobs) if left[job] == 0]  # when it may begin, since when it waits
-    heapq.heapify(ready)
-
-    def release(job: int, end: float) -> None:
-        for successor, later in successors[job]:
-            start[successor] = max(start[successor], end + later)
-            left[successor] -= 1
-            if left[successor] == 0:
-                heapq.heappush(ready, (start[successor], start[successor], successor))
-
-    served = 0
+    start, ready = waits.start, waits.ready
+    took, rank, served = seconds.copy(), [-1] * len(duration), 0
     while True:
         ending = min(nodes, key=_Node.next_end)
         end = ending.next_end()
@@ -148,29 +167,26 @@ def run_sharing(
             took[job] = end - start[job]
             for since, other in ways.leave(takes[ends[job] : ends[job + 1]], end):
                 heapq.heappush(ready, (end, since, other))
-            release(job, end)
+            waits.release(job, end)
             continue
         if not ready:
             break
         now, since, job = heapq.heappop(ready)
         mine, working = takes[ends[job] : ends[job + 1]], home[job] >= 0 and seconds[job] > 0
-        if mine:
-            begins = ways.free_s(mine, since, job)
-            if math.isinf(begins):
-                continue  # comes back when what holds one of them is over
-            if working and begins > now:
-                heapq.heappush(ready, (begins, since, job))
-                continue
-            now = max(now, begins)
-        start[job] = now
-        rank[job] = served
+        begins = max(now, ways.free_s(mine, since, job))
+        if math.isinf(begins):
+            continue  # comes back when what holds one of them is over
+        if working and begins > now:
+            heapq.heappush(ready, (begins, since, job))
+            continue
+        start[job], rank[job] = begins, served
         served += 1
         if served % _OFTEN == 0:
             check_time()
         if working:
             ways.hold(mine)
-            nodes[home[job]].begin(job, seconds[job], asks[job], now)
+            nodes[home[job]].begin(job, seconds[job], asks[job], begins)
             continue
-        ways.take(mine, now + seconds[job])
-        release(job, now + seconds[job])
+        ways.take(mine, begins + seconds[job])
+        waits.release(job, begins + seconds[job])
     return np.array(start), np.array(took), np.array(rank, dtype=np.int64), served

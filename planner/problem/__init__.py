@@ -4,11 +4,12 @@ Data, validated when it is made, and the files it comes from. Imports the basics
 `cluster.py` and `workload.py`; `stage_costs.py` is what layers cost once they are stages.
 """
 
-from .cluster import Cluster, Link, NodeGroup
+from .cluster import Cluster, NodeGroup
 from .family import ModelFamily, Point, choose_ways
 from .given_stages import Stages, merged, stages_of
 from .kept_twice import KeptTwice, twice_inside
 from .layer import WORKSPACES, Layer
+from .link import Link
 from .mean_speeds import at_speeds, compared, speed_notes
 from .model_graph import ModelGraph, SharedParameters, speeds_to_dict
 from .overhead import EXPECTED, NO_OVERHEAD, OVERHEADS, Overhead

@@ -26,40 +26,9 @@ from ..basics import (
     refusing,
     shown,
 )
+from .link import FREE, Link
 from .overhead import NO_OVERHEAD, OVERHEADS, Overhead
 from .presets import PRESETS, DeviceType
-
-
-@dataclass(frozen=True)
-class Link:
-    """A way for bytes: a message occupies it for bytes/bandwidth and arrives `latency_s` later.
-
-    `bandwidth` is bytes/s; infinite where the file says nothing. `reduce_bandwidth` is what a ring all-reduce reaches,
-    where that differs (it adds as it goes; some switches add on the way); None: `bandwidth`. `cores`: of its node, that
-    a message keeps busy on its way, in threads beside those that compute. Raises ClusterError.
-    """
-
-    bandwidth: float = math.inf
-    latency_s: float = 0.0
-    reduce_bandwidth: float | None = None
-    cores: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, rate in (("bandwidth", self.bandwidth), ("reduce_bandwidth", self.reduce_bandwidth)):
-            if rate is not None and not rate > 0:
-                raise ClusterError(f"{name} of a link must be above 0 bytes/s, got {rate}")
-        if not 0 <= self.latency_s <= MOST_SECONDS:
-            raise ClusterError(f"latency_s of a link must be from 0 to {MOST_SECONDS:g} s, got {self.latency_s}")
-        if not 0 <= self.cores <= MOST_DEVICES:
-            raise ClusterError(f"cores of a link must be from 0 to {MOST_DEVICES}, got {self.cores}")
-
-    def occupation_s(self, count: int) -> float:
-        """Seconds that a message of `count` bytes occupies the link."""
-        return count / self.bandwidth
-
-    def reduce_occupation_s(self, count: int) -> float:
-        """The same for `count` bytes that an all-reduce moves over the link."""
-        return count / (self.bandwidth if self.reduce_bandwidth is None else self.reduce_bandwidth)
 
 
 @dataclass(frozen=True)
@@ -73,9 +42,9 @@ class NodeGroup:
     count: int
     devices: int
     device: DeviceType
-    link: Link = Link()
+    link: Link = FREE
     host_memory_bytes: int | None = None
-    host_link: Link = Link()
+    host_link: Link = FREE
     host_link_shared_by: int = 1
     cores: float | None = None
 
@@ -113,7 +82,7 @@ class Cluster:
     """
 
     nodes: tuple[NodeGroup, ...]
-    network: Link = Link()
+    network: Link = FREE
     team: int = 1
     overhead: Overhead | None = None
     told_apart: float = 0.0
@@ -133,7 +102,7 @@ class Cluster:
         cls,
         devices: int,
         memory_bytes: int = PRESETS["cpu"].memory_bytes,
-        link: Link = Link(),
+        link: Link = FREE,
         speed: float = 1.0,
     ) -> Cluster:
         """One node of equal devices."""

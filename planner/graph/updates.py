@@ -32,7 +32,9 @@ def with_updates(candidate: Candidate, compute_orders: Sequence[Sequence[Op]]) -
     """
     if candidate.weights == FLUSH:
         return tuple(map(tuple, compute_orders))
-    return with_predictions(on_lists(candidate, with_steps(candidate, compute_orders)))
+    stepped = on_lists(candidate, with_steps(candidate, compute_orders))
+    require_fresh(stepped)
+    return with_predictions(stepped)
 
 
 def with_steps(candidate: Candidate, compute_orders: Sequence[Sequence[Op]]) -> list[list[Op]]:
@@ -87,15 +89,20 @@ def on_lists(candidate: Candidate, orders: Sequence[Sequence[Op]]) -> Plan:
 
 def require_sound(candidate: Candidate) -> None:
     """Raises PlanError where a run of whole updates does not come out for this weight policy."""
-    name, stages = candidate.weights, len(candidate.stages)
     size, count = update_size(candidate), candidate.problem.workload.micro_batches
-    least = WEIGHT_POLICIES[name].least_update(stages)
-    if size < least:
-        raise PlanError(
-            f"weight policy {name!r} needs at least {least} micro-batches an update for {stages} stages, has {size}"
-        )
     if count % size:
         raise PlanError(f"updates of {size} micro-batches do not divide {count} micro-batches")
+
+
+def require_fresh(plan: Plan) -> None:
+    """Raises PlanError where updates are too small for as many micro-batches as stages have in flight."""
+    size, stages = update_size(plan), len(plan.stages)
+    most = WEIGHT_POLICIES[plan.weights].most_stale(size, stages)
+    if most is not None and max(Versions.of(plan).most_stale.values()) > most:
+        raise PlanError(
+            f"weight policy {plan.weights!r} needs at least {stages} micro-batches an update for {stages} full stages, "
+            f"has {size}"
+        )
 
 
 def _summed(candidate: Candidate) -> set[int]:

@@ -55,8 +55,16 @@ class WeightPolicy:
         return stage // 2 if self.half_depth else 0
 
     def least_update(self, stages: int) -> int:
-        """The fewest micro-batches an update that the policy allows on so many stages."""
+        """The fewest micro-batches an update with which so many stages may all be full."""
         return stages if self.takes == BATCH else 1
+
+    def most_stale(self, update: int, stages: int) -> int | None:
+        """Most updates between the version of a forward and the one that its update starts from; None: any.
+
+        Two buffered versions are enough where an update has as many micro-batches as a pipeline holds, or where it is
+        not full.
+        """
+        return 1 if update < self.least_update(stages) else None
 
 
 class _Policies(dict[str, WeightPolicy]):

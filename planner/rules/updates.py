@@ -18,7 +18,7 @@ from .columns import Listed, Violation
 
 def update_structure(plan: Plan) -> Iterator[Violation]:
     """What is wrong with the weight policy, before any op list is looked at."""
-    policy, stages, count = WEIGHT_POLICIES.get(plan.weights), len(plan.stages), plan.problem.workload.micro_batches
+    policy, count = WEIGHT_POLICIES.get(plan.weights), plan.problem.workload.micro_batches
     if policy is None:
         known = ", ".join(WEIGHT_POLICIES)
         yield Violation("weights", "plan", f"unknown weight policy {plan.weights!r}; known: {known}")
@@ -32,9 +32,6 @@ def update_structure(plan: Plan) -> Iterator[Violation]:
     size = update_size(plan)
     if count % size:
         yield Violation("update", "plan", f"updates of {size} micro-batches do not divide {count} micro-batches")
-    if policy.takes == BATCH and size < stages:
-        message = f"weight policy {plan.weights!r} needs at least {stages} micro-batches an update, has {size}"
-        yield Violation("update", "plan", f"{message}: one for every stage")
 
 
 def _weights_offloaded(plan: Plan, policy: WeightPolicy) -> Iterator[Violation]:
@@ -107,10 +104,10 @@ def update_rules(plan: Plan, listed: Listed) -> list[Violation]:
     if plan.weights == FLUSH:
         return [*_predictions(listed, ahead)]
     passes = _Passes.of(listed, policy)
-    limit = plan.problem.workload.staleness_limit
-    found = [*_unmade(listed, passes)]
+    found, limit = [*_unmade(listed, passes)], plan.problem.workload.staleness_limit
     if limit is not None:
         found += _stale(passes, limit)
+    found += _too_few(plan, passes, policy)
     if policy.predicts:
         _set_ahead(listed, passes, policy, ahead)
     return [*found, *_predictions(listed, ahead)]
@@ -152,6 +149,14 @@ def _stale(passes: _Passes, limit: int) -> Iterator[Violation]:
         m = int(staleness[stage].argmax())
         message = f"the weights of {Op(Kind.F, stage, m)} are {staleness[stage, m]} updates old, the limit is {limit}"
         yield Violation("staleness", f"stage {stage}", message)
+
+
+def _too_few(plan: Plan, passes: _Passes, policy: WeightPolicy) -> Iterator[Violation]:
+    """Two buffered versions are not enough for more micro-batches in flight than an update and its first one."""
+    size, stages = update_size(plan), len(plan.stages)
+    if policy.takes == BATCH and size < stages and int((passes.update - passes.version).max()) > 1:
+        message = f"weight policy {plan.weights!r} needs at least {stages} micro-batches an update, has {size}"
+        yield Violation("update", "plan", f"{message}: one for every stage")
 
 
 def _predictions(listed: Listed, ahead: Ints) -> Iterator[Violation]:

@@ -166,7 +166,7 @@ def plan(
         from .steady import search_steady
 
         def steady(part: Session, start: Plan | None) -> Result:
-            return best_in_layer_orders(part, lambda one, found: search_steady(one, found or start))
+            return best_in_layer_orders(part, lambda one, found: search_steady(one, found or start, with_flush))
 
         return best_method(session, steady, hint)
     return better_of_both(search, lambda: search.without_sharing(), hint)
@@ -234,6 +234,11 @@ class Search:
     def told(self, hint: Plan | None) -> Result:
         """The answer with what is known so far."""
         return answer(self.session, self.orders, hint)
+
+
+def with_flush(session: Session, problem: Problem, space: SearchSpace) -> Search:
+    """A search with a flush beside another, which lends it its time."""
+    return Search(problem, space, session.clock, session.seed, session.workers, None, session.bounded)
 
 
 def _search(session: Session, orders: list[Order], hint: Plan | None) -> None:

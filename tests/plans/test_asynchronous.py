@@ -239,7 +239,7 @@ def test_a_named_schedule_says_what_it_lacks() -> None:
     assert result.violations
     with pytest.raises(InputError, match="updates of 4 micro-batches do not divide 6 micro-batches"):
         search(model, cluster, Workload(6), SearchSpace(schedule="pipedream-2bw"))
-    with pytest.raises(InputError, match="needs at least 4 micro-batches an update for 4 stages, has 2"):
+    with pytest.raises(InputError, match="needs at least 4 micro-batches an update for 4 full stages, has 2"):
         search(model, cluster, Workload(8, update_every=2), SearchSpace(schedule="pipedream-2bw"))
 
 

@@ -19,6 +19,7 @@ from contraflow.planner.problem.model_graph import Layer, ModelGraph
 from contraflow.planner.problem.workload import SearchSpace, Workload
 from contraflow.planner.search import modulo
 from contraflow.planner.search.common import Clock, Session, fits
+from contraflow.planner.search.driver import with_flush
 from contraflow.planner.search.modulo.tables import CLOSED, EARLY
 from contraflow.planner.search.steady.build import excess_for_long
 from contraflow.planner.search.steady.mixture_plans import Method, built, case_of
@@ -296,7 +297,7 @@ def test_the_same_seed_and_effort_give_the_same_plan() -> None:
 def test_the_search_finds_them_beside_everything_else() -> None:
     given, space = problem(4400), SearchSpace(asynchronous=("stash",))
     session = Session(given, space, Clock(time.monotonic() + 300, 2.0))
-    search = Steady(session)
+    search = Steady(session, with_flush)
     search.run()
     assert session.best is not None
     assert session.best_s < 24

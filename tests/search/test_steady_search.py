@@ -24,7 +24,7 @@ from contraflow.planner.problem.model_graph import SharedParameters
 from contraflow.planner.problem.presets import DeviceType
 from contraflow.planner.problem.weight_policy import FLUSH, WEIGHT_POLICIES
 from contraflow.planner.search.common import Clock, Session
-from contraflow.planner.search.driver import Progress, Stale
+from contraflow.planner.search.driver import Progress, Stale, with_flush
 from contraflow.planner.search.steady.alternatives import alternatives
 from contraflow.planner.search.steady.build import built, excess_for_long, sloping, with_period
 from contraflow.planner.search.steady.programme import PARTS, Choice, Stage
@@ -246,7 +246,7 @@ def test_its_first_plan_recomputes_where_stashes_do_not_fit() -> None:
     problem = Problem(ModelGraph.chain(layers), Cluster.uniform(13, 6000, Link(1000.0)), Workload(39, update_every=1))
     began = time.monotonic()
     session = Session(problem, SearchSpace(asynchronous=("stash",)), Clock(began + 60, None, began))
-    Steady(session).first_named()
+    Steady(session, with_flush).first_named()
     assert session.best is not None
     assert {policy for row in session.best.stash for policy in row} == {RECOMPUTE}
     assert check(session.best) == []
@@ -263,19 +263,25 @@ def test_infeasible_says_how_many_bytes_are_missing() -> None:
 
 @pytest.mark.long
 def test_no_plan_says_which_staleness_is_needed() -> None:
-    """Tied parameters are stepped before the next backward, so the forward before it misses an update."""
+    """Tied parameters are stepped before the next backward, so the forward before it misses an update, unless every
+    update begins with an empty pipeline.
+    """
     model = replace(uniform(2, 1.0, 2.0, parameter_bytes=10), shared=(SharedParameters(("layer0", "layer1"), 1),))
     cluster = Cluster.uniform(2, 32)  # one device cannot hold both layers
     found = solved(model, cluster, "stash", seconds=5, staleness_limit=0)
-    assert (found.status, found.violations) == ("unknown", (Stale(0, 1),))
-    assert "at least 1" in str(found.violations[0])
+    assert found.plan is not None
+    assert set(Versions.of(found.plan).most_stale.values()) == {0}
+    session = Session(found.plan.problem, SearchSpace(asynchronous=("stash",)), Clock(time.monotonic() + 5))
+    (lack,) = Steady(session, with_flush).answer().violations  # nothing has been tried yet
+    assert lack == Stale(0, 1)
+    assert "at least 1" in str(lack)
 
 
 def test_what_does_not_apply_is_refused() -> None:
     """In one line with both numbers."""
     model, cluster = uniform(4), Cluster.uniform(4)
-    with pytest.raises(InputError, match=r"2bw: needs at least 4 micro-batches an update for 4 stages, got 2"):
-        solved(model, cluster, "stash", "2bw", update_every=2)
+    with pytest.raises(InputError, match=r"divides 24, got 5"):
+        solved(model, cluster, "stash", "2bw", update_every=5)
     with pytest.raises(InputError, match=r"two updates of 4 micro-batches, got 4"):
         solved(model, cluster, "2bw", batches=4)
 
@@ -420,3 +426,23 @@ def test_some_stashes_are_copied_where_a_link_has_no_time_for_all() -> None:
     assert check(found.plan) == []
     assert {row[0] for row in found.plan.stash} == {KEEP, OFFLOAD}
     assert period(found) == pytest.approx(3.0)
+
+
+# ------------------------------------------------------------------ updates that begin with an empty pipeline
+
+
+@pytest.mark.parametrize("update", [1, 2, 3])
+def test_two_versions_suffice_where_few_are_in_flight(update: int) -> None:
+    """Updates of fewer micro-batches than the plan has stages: no forward is more than one update behind."""
+    found = solved(uniform(4, 1.0, 2.0, parameter_bytes=3), Cluster.uniform(4), "2bw", seconds=5, update_every=update)
+    assert found.plan is not None
+    assert update >= len(found.plan.stages) or max(Versions.of(found.plan).most_stale.values()) <= 1
+
+
+def test_updates_are_drained_where_no_second_version_fits() -> None:
+    """Two layers of each of two devices' parameters, gradients and momentum fill them but for a stash."""
+    model = uniform(4, 1.0, 2.0, parameter_bytes=100, stash_bytes=4)
+    found = solved(model, Cluster.uniform(2, 2 * 2 * 100 + 2 * 2 * 4), "stash", seconds=10, update_every=4)
+    assert found.plan is not None
+    assert set(Versions.of(found.plan).most_stale.values()) == {0}
+    assert period(found) <= 7.5  # 1F1B of four micro-batches, 30 seconds an update: one in flight without that, 12

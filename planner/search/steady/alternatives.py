@@ -71,7 +71,10 @@ class Alternative:
         """The programme of one group with this margin, by default with all stash policies allowed."""
         width, workload = self.width, self.split.whole.workload
         each = self.update // width
-        rules = Rules(WEIGHT_POLICIES[self.method], each, width > 1, workload.staleness_limit)
+        policy = WEIGHT_POLICIES[self.method]
+        limits = workload.staleness_limit, policy.most_stale(self.update, len(self.order))
+        limit = min((one for one in limits if one is not None), default=None)
+        rules = Rules(policy, each, width > 1, limit)
         most = workload.micro_batches // width - each
         return Programme(self._intervals, self._places, rules, stashes or self.stashes, most, margin, self.quarters)
 
@@ -151,9 +154,8 @@ def _of_split(method: str, split: Split, space: SearchSpace) -> Iterator[Alterna
     if OFFLOAD in stashes and WEIGHT_POLICIES[method].stashed:
         stashes += (OFFLOAD_WEIGHTS,)
     for count in range(stages, 0, -1) if stages <= SIZE.fewer_stages else (stages,):
-        least = WEIGHT_POLICIES[method].least_update(count)
-        update = workload.update_every or least
-        if workload.micro_batches % update or update < least or update % width:
+        update = workload.update_every or WEIGHT_POLICIES[method].least_update(count)
+        if workload.micro_batches % update or update % width:
             continue
         if workload.micro_batches // update >= 2:
             for order in orders(split.small, count):
@@ -164,10 +166,7 @@ def why_not(problem: Problem, method: str) -> str | None:
     """Why a weight policy does not apply to so many micro-batches and stages; None where it does."""
     workload = problem.workload
     batches, stages = workload.micro_batches, min(len(problem.model.layers), len(problem.cluster))
-    least = WEIGHT_POLICIES[method].least_update(stages)
-    update = workload.update_every or least
-    if update < least:
-        return f"{method}: needs at least {least} micro-batches an update for {stages} stages, got {update}"
+    update = workload.update_every or WEIGHT_POLICIES[method].least_update(stages)
     if batches % update:
         return f"{method}: updates of {update} micro-batches do not divide {batches} micro-batches"
     if batches < 2 * update:

@@ -43,6 +43,7 @@ from ..common import (
 from ..named import device_orders, overfull, own_orders, possible_orders
 from .alternatives import Alternative, alternatives, orders
 from .build import excess_for_long
+from .drained import Begin, Drained
 from .named_steady import plan_named
 from .own_cuts import of_search, proven_apart, run_own_cuts
 from .pool import Pool, Tried, alternating, neighbours
@@ -59,11 +60,12 @@ ALTERNATING_PLANS = (
 class Steady:
     """A session's search without a flush, and what is known of the alternatives."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, begin: Begin) -> None:
         self.session, self.problem, self.space = session, session.problem, session.space
         self.clock, self.incumbent = session.clock, session.incumbent
         self.pool = Pool()
         self.every = [replace(a, deadline=self.clock.deadline) for a in alternatives(self.problem, self.space)]
+        self.drained = Drained(session, begin, self.take)
         session.proof.of_asked(bounds.period(self.problem, self.space))
 
     @property
@@ -110,18 +112,21 @@ class Steady:
             self.look()
             self.mix()
             run_replicas(self.session, self.take)
+            self.drained.look()
             if aside is not None and self.clock.fixed:
                 self._await(aside)
             annealed = self.mixtures(SHARE.mixtures)
             self.cut_apart()
             if not self.proven:
                 self.named(ALTERNATING, SHARE.in_turn)
+            self.drained.run(SHARE.drained)
             annealed = annealed or self.mixtures(SHARE.mixtures)
             self.polish()
             if aside is not None and not annealed:
                 self._await(aside)
             self.anew(1 if annealed else 0)
             self.explore()
+            self.drained.run(1.0)
 
     def plainly(self) -> None:
         """The alternatives without what costs time: stashes kept, then also recomputed, a share of the time for each.
@@ -429,12 +434,13 @@ def _nearer(score: tuple[int, float], old: tuple[int, float]) -> bool:
     return score[0] < old[0] or (score[0] == old[0] and score[1] < old[1] * (1 - TOLERANCE.same))
 
 
-def search_steady(session: Session, hint: Plan | None) -> Result:
+def search_steady(session: Session, hint: Plan | None, begin: Begin) -> Result:
     """plan() for weight policies without a flush: the least period found in time, and a bound on it.
 
+    `begin` begins a search with a flush, whose steps may be repeated.
     Ctrl-C ends it with the best plan so far. Raises WorkloadError where no method applies.
     """
-    search = Steady(session)
+    search = Steady(session, begin)
     try:
         if hint is not None:
             search.offer_hint(hint)

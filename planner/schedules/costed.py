@@ -18,8 +18,9 @@ OUT_OF_TURN = ((0.6, 0.3), (0.3, 0.6))
 """The same, and of an F or I, where what is ready may overtake. Measured: interleaved-zb on 24 cases, 4 to 16 devices,
 six costs: the better pair is 2.2 % shorter on average than no overtaking, the best of nine 2.3 %, both 15 % at most."""
 HOPELESS = 1.02
-"""Times as long as what is worth having, from which on a schedule is not tried with other gaps. Measured: 72 cases, 4
-to 16 devices, three costs: another gap is at most 1.3 % shorter than the first."""
+"""Times as long as what is worth having, from which on a schedule is not tried without overtaking, which takes four
+times as long. Measured: 72 schedules of 14 random instances against peers (seed 6402), the best is more than 2 % shorter
+than the better with overtaking in 2 of them, than the first alone in 12."""
 
 
 def by_costs(
@@ -52,10 +53,9 @@ def _placed(layout: Layout, timing: Timing, worth_s: float) -> list[Listed | Run
     orders = [[op for op in order if op.kind is not Kind.W] for order in layout.orders]
     route = layout.pipelines[0].forward
     squeeze = Squeeze.of_orders(orders, route, timing)
-    first = squeeze.run(*OUT_OF_TURN[0])
-    if not first.fits or first.step_s > HOPELESS * worth_s:
+    runs = [squeeze.run(*gaps) for gaps in OUT_OF_TURN]
+    if not runs[0].fits or min(run.step_s for run in runs if run.fits) > HOPELESS * worth_s:
         return []
-    runs = [first, *(squeeze.run(*gaps) for gaps in OUT_OF_TURN[1:])]
     lists = [filled(layout.orders, route, timing), *(filled(orders, route, timing, gap) for gap in LEAST_GAPS)]
     return [*(run for run in runs if run.fits), *(listed for listed in lists if listed.over_bytes <= 0)]
 

@@ -58,7 +58,7 @@ class Ops:
 
     def lists(self) -> tuple[tuple[Op, ...], ...]:
         """The op lists that these columns say."""
-        columns = (_KINDS[self.kind], self.stage, self.micro_batch, self.peer)
+        columns = (_KINDS[self.kind], *map(_shared, (self.stage, self.micro_batch, self.peer)))
         ops = list(map(_new_op, zip(*(column.tolist() for column in columns), strict=True)))
         edges = self.first.tolist()
         return tuple(tuple(ops[a:b]) for a, b in zip(edges, [*edges[1:], len(ops)], strict=True))
@@ -143,3 +143,11 @@ class Ops:
         """Which of these ops are on another device than the forward of their stage and micro-batch."""
         home = self.at(self.table(Kind.F), ops)
         return np.asarray((home < 0) | (self.device[home] != self.device[ops]), dtype=np.bool_)
+
+
+def _shared(column: Ints) -> NDArray[Any]:
+    """The same with equal numbers as one object each, where that is less than one for each entry."""
+    least, most = (int(column.min()), int(column.max())) if len(column) else (0, 0)
+    if most - least >= len(column):
+        return column
+    return np.array(range(least, most + 1), dtype=object)[column - least]

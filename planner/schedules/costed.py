@@ -19,8 +19,8 @@ OUT_OF_TURN = ((0.6, 0.3), (0.3, 0.6))
 six costs: the better pair is 2.2 % shorter on average than no overtaking, the best of nine 2.3 %, both 15 % at most."""
 HOPELESS = 1.02
 """Times as long as what is worth having, from which on a schedule is not tried without overtaking, which takes four
-times as long. Measured: 72 schedules of 14 random instances against peers (seed 6402), the best is more than 2 % shorter
-than the better with overtaking in 2, than the first alone in 12."""
+times as long. Measured: of 72 schedules of 14 random instances against peers (seed 6402) the best is more than 2 %
+shorter than the better with overtaking in 2, than the first alone in 12."""
 
 
 def by_costs(

@@ -41,6 +41,7 @@ from contraflow.planner import (
 )
 from contraflow.planner.plan import Problem
 from contraflow.planner.search.common import Clock, Session, fits
+from contraflow.planner.search.driver import with_flush
 from contraflow.planner.search.steady import search_steady
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -123,7 +124,7 @@ def test_a_hint_without_a_flush_is_not_lost_where_time_is_up_before_the_search_b
     space = SearchSpace(asynchronous=("stash",))
     hint = plan(problem.model, problem.cluster, problem.workload, space, 5).plan
     assert hint is not None
-    found = search_steady(Session(problem, space, Clock(time.monotonic() - 1.0)), hint)
+    found = search_steady(Session(problem, space, Clock(time.monotonic() - 1.0)), hint, with_flush)
     assert found.plan is not None
     assert objective(found.plan) == objective(hint)
 

@@ -76,7 +76,7 @@ class Rounds:
         hopes: what is hoped of ways to form groups that had turns and found nothing, as a part of what was at first.
             leads: whether the next turn is for the one with the best plan.
         laid: names and steps of plans of one of several equal groups that have been laid on all of them.
-        layouts: which layouts have been simulated on which cuts.
+        layouts: which layouts have been simulated on which cuts. simulations: what came to `remember`.
         simulated: named orders with every stash kept, which all searches of one problem share, whatever they allow.
     """
 
@@ -111,6 +111,7 @@ class Rounds:
     laid: set[tuple[str, float]] = field(default_factory=set)
     simulated: Simulated = field(default_factory=Simulated)
     layouts: set[Hashable] = field(default_factory=set)
+    simulations: int = 0
 
     @classmethod
     def after(cls, earlier: Earlier | None, simulated: Simulated) -> Rounds:
@@ -141,15 +142,21 @@ class Rounds:
         return False
 
     def remember(self, found: Assembled, best_s: float) -> None:
-        """Keeps what was simulated for later: of what is large, only what is the best of its kind so far.
+        """Keeps what was simulated for later: of what is large, only what is the best of its kind so far, without its
+        lists, and no more than a few.
 
         That is the fastest that fits, or what lacks least memory.
         """
-        if len(found.ops) > SIZE.remembered_ops and self.seen:
-            short = lacking(found)
-            if short >= lacking(self.seen[-1]) and (short or found.forecast.step_s >= best_s):
-                return
-        self.seen.append(found)
+        self.simulations += 1
+        if len(found.ops) <= SIZE.remembered_ops:
+            self.seen.append(found)
+            return
+        short = lacking(found)
+        if self.seen and short >= lacking(self.seen[-1]) and (short or found.forecast.step_s >= best_s):
+            return
+        large = [one for one in self.seen if len(one.ops) > SIZE.remembered_ops]
+        dropped = set(map(id, large[: max(0, len(large) + 1 - COUNT.large_remembered)]))
+        self.seen[:] = [*(one for one in self.seen if id(one) not in dropped), replace(found, ops=replace(found.ops))]
 
     def take_up(self, other: Rounds, planned: bool) -> None:
         """Goes on where another search of this problem ended; `planned`: with a plan.

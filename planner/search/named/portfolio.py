@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -332,22 +332,44 @@ def run_other_cuts(session: Session, order: Order) -> Iterator[None]:
 
 
 def _placed(session: Session, order: Order) -> Iterator[tuple[Layout, Iterator[Cuts]]]:
-    """Named schedules of the space on these devices, and their cuts."""
+    """Named schedules of the space on these devices, and their cuts; of large ones no more than their first cuts is
+    kept.
+    """
     count, batches = len(order), session.problem.workload.micro_batches
-    routed: dict[tuple[Pipeline, ...], list[Layout]] = {}
+    routed: dict[tuple[Pipeline, ...], list[Iterable[Cuts]]] = {}
     for layout in named_layouts(session.space, count, batches, len(session.chain)):
         if layout.stages <= len(session.chain):
             placed = place(layout, order, len(session.problem.cluster))
             large = 2 * batches * layout.stages > SIZE.one_cut
             cuts = cuts_for(session, placed, 0 if large else SIZE.listed_cuts)
-            alike = routed.setdefault(placed.pipelines, [])
-            alike.append(placed)
-            yield placed, _with_cuts_of(session, alike, cuts) if placed.takes_all_room else cuts
+            alike, first = routed.setdefault(placed.pipelines, []), list[Cuts]()
+            alike.append(first if large else _FirstCut(session, placed))
+            cuts = _noted(cuts, first)
+            yield placed, _with_cuts_of(alike, cuts) if placed.takes_all_room else cuts
 
 
-def _with_cuts_of(session: Session, alike: list[Layout], cuts: Iterator[Cuts]) -> Iterator[Cuts]:
+@dataclass(frozen=True)
+class _FirstCut:
+    """The cut that suits what a layout holds, made when it is asked for."""
+
+    session: Session
+    layout: Layout
+
+    def __iter__(self) -> Iterator[Cuts]:
+        return islice(cuts_for(self.session, self.layout, 0), 1)
+
+
+def _noted(cuts: Iterator[Cuts], first: list[Cuts]) -> Iterator[Cuts]:
+    """The cuts; the first one is added to a list."""
+    for one in cuts:
+        if not first:
+            first.append(one)
+        yield one
+
+
+def _with_cuts_of(alike: Iterable[Iterable[Cuts]], cuts: Iterator[Cuts]) -> Iterator[Cuts]:
     """The cuts, and after the first one those that suit what layouts of the same routes hold; each once."""
-    others = chain.from_iterable(islice(cuts_for(session, layout, 0), 1) for layout in alike)
+    others = chain.from_iterable(alike)
     seen: set[Cuts] = set()
     for one in chain(islice(cuts, 1), others, cuts):
         if one not in seen:

@@ -109,7 +109,7 @@ def try_relieved_point(session: Session) -> int:
     if layout is None or point.kept.floor_s >= worth_s:
         return 0
     width = _width(session, point)
-    inner, before = width.session, len(width.session.seen)
+    inner, before = width.session, width.session.rounds.simulations
     inner.incumbent.start_from(None)
     inner.incumbent.limit(worth_s)
     allowed = [some for some in ways(inner) if not any(POLICIES[name].names_device for name in some)]
@@ -119,7 +119,7 @@ def try_relieved_point(session: Session) -> int:
     session.clock.heed(inner.clock)
     if inner.best is not None and inner.best_s < worth_s:
         offered(session, width, inner.best)
-    return len(inner.seen) - before
+    return inner.rounds.simulations - before
 
 
 def _width(session: Session, point: Relieved) -> Width:

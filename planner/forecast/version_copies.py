@@ -8,18 +8,7 @@ from ..graph import Flags, Homes, Ints, Ops, StageCosts, Structured, Versions, k
 from ..plan import Kind, Plan
 from ..problem import WEIGHT_POLICIES
 from .events import Events
-
-
-def kept_copies(plan: Structured, ops: Ops) -> tuple[Ints, Ints]:
-    """Of every version that outlives its replacement: the op that replaces it and the last that reads it."""
-    listed = Plan(plan.problem, plan.stages, plan.pipelines, ops.lists(), plan.stash, plan.weights)
-    rows = [
-        (first + kept.replaced, first + kept.until)
-        for first, found in zip(ops.first.tolist(), kept_versions(listed, Versions.of(listed)), strict=True)
-        for kept in found
-    ]
-    begin, end = np.array(rows, dtype=np.int64).reshape(-1, 2).T
-    return begin, end
+from .kept import kept_copies
 
 
 def predicted_copies(ops: Ops) -> tuple[Ints, Ints]:

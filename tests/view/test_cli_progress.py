@@ -32,8 +32,12 @@ cli()
 @pytest.mark.parametrize(
     ("phase", "micro_batches", "more", "number", "code"),
     [
-        pytest.param("exact search", 12, ["--time-limit", "60"], signal.SIGINT, 0, marks=pytest.mark.slow),
-        pytest.param("order search", 128, ["--time-limit", "60"], signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param(
+            "exact search", 12, ["--time-limit", "60", "--pipelines", "1"], signal.SIGINT, 0, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "order search", 128, ["--time-limit", "60", "--pipelines", "1"], signal.SIGTERM, 143, marks=pytest.mark.slow
+        ),
         (
             "windows",
             48,

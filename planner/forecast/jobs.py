@@ -33,7 +33,6 @@ from ..graph import (
     copied_bytes,
     gather_seconds,
     holders,
-    keep_seconds,
     needs_of,
     predict_seconds,
     reduce_seconds,
@@ -45,8 +44,6 @@ from ..graph import (
     sum_seconds,
 )
 from ..plan import COLLECTIVES, COMPUTE, RECEIVES, Kind, Op
-from ..problem import WEIGHT_POLICIES
-from .kept import kept_copies
 
 
 class Occupied(NamedTuple):
@@ -211,19 +208,7 @@ def compute_seconds(plan: Structured, costs: StageCosts, ops: Ops, machine: Mach
             homes, same = np.unique(ops.stage[places] * ops.devices + ops.device[places], return_inverse=True)
             found = [seconds_of(*divmod(home, ops.devices)) for home in homes.tolist()]
             seconds[places] = np.array(found, dtype=np.float64)[same]
-        seconds += keeping_seconds(plan, costs, ops)
     return np.asarray(seconds, dtype=np.float64)
-
-
-def keeping_seconds(plan: Structured, costs: StageCosts, ops: Ops) -> Floats:
-    """What STEPs take where the version that they replace is still read: it is copied first."""
-    found = np.zeros(len(ops))
-    if WEIGHT_POLICIES[plan.weights].stashed:
-        replaces, _ = kept_copies(plan, ops)
-        steps = replaces[ops.kind[replaces] == Kind.STEP.value]
-        pace = np.array([keep_seconds(plan.problem, device, 1) for device in range(ops.devices)])
-        found[steps] = costs.trained_bytes[ops.stage[steps]] * pace[ops.device[steps]]
-    return found
 
 
 def overhead_seconds(costs: StageCosts, ops: Ops, speed: Floats) -> Floats:

@@ -127,9 +127,3 @@ def update_seconds(problem: Problem, device: int, count: int) -> float:
     """Seconds of an optimizer step of `count` bytes of parameters: bytes read and written over the memory bandwidth."""
     bandwidth = problem.cluster.devices[device].kind.memory_bandwidth
     return 0.0 if bandwidth is None else problem.workload.step_traffic_bytes(count) / bandwidth
-
-
-def keep_seconds(problem: Problem, device: int, count: int) -> float:
-    """Seconds of copying `count` bytes of parameters before a step that replaces them: they are read and written."""
-    bandwidth = problem.cluster.devices[device].kind.memory_bandwidth
-    return 0.0 if bandwidth is None else 2 * count / bandwidth

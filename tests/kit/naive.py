@@ -14,7 +14,6 @@ from functools import cached_property
 from itertools import count, product
 from typing import Any, NamedTuple
 
-from contraflow.planner.graph.versions import Versions
 from contraflow.planner.plan import COLLECTIVES, COMPUTE, COPIES, IN_LINE, Kind, Op, Plan
 from contraflow.planner.problem.layer import Layer
 from contraflow.planner.problem.stage_costs import StageCosts
@@ -65,7 +64,6 @@ class Account:
         self.ops = {(d, k): op for d, line in enumerate(plan.orders) for k, op in enumerate(line)}
         self.place = {(d, op): (d, k) for (d, k), op in self.ops.items()}
         self.owners = [sorted({p.backward[s] for p in plan.pipelines}) for s in range(len(plan.stages))]
-        self.versions = Versions.of(plan)
         self.tasks: dict[Key, Task] = {}
         self.sums: dict[tuple[Kind, int, int], Key] = {}
         self.reach: dict[Key, float] = {}  # of every message, its latency
@@ -124,8 +122,7 @@ class Account:
             return self._message(key, op)
         if op.kind in (Kind.OFFLOAD, Kind.FETCH):
             return self._copy(key, op)
-        seconds = self._seconds(device, op) + (self._keeping(key, op) if op.kind is Kind.STEP else 0.0)
-        found = Task(seconds, self._posted(key))
+        found = Task(self._seconds(device, op), self._posted(key))
         s, m = op.stage, op.micro_batch
         for other, came in self._of_stage[device, s]:
             for_forward = op.kind is Kind.F and came.kind is Kind.RECV_F
@@ -257,27 +254,6 @@ class Account:
             if s == min((t for t in tie.stages if device in self.owners[t]), default=-1):
                 trained += tie.trained_bytes
         return around + self.workload.step_traffic_bytes(trained) / kind.memory_bandwidth
-
-    def _keeping(self, key: Key, op: Op) -> float:
-        """What copying the version that a STEP replaces takes, read and written, where the list still reads it."""
-        bandwidth = self.cluster.devices[key[0]].kind.memory_bandwidth
-        if self.plan.weights == FLUSH or bandwidth is None:
-            return 0.0
-        versions, line = self.versions, self.plan.orders[key[0]]
-        replaced = sum(o.kind is Kind.STEP and o.stage == op.stage for o in line[: key[1]])
-        for late in line[key[1] :]:
-            at = late.stage, late.micro_batch
-            backward = late.kind in (*BACK, Kind.W, Kind.R)
-            away = self.away(late) if backward or late.kind in (Kind.F, Kind.OFFLOAD) else False
-            reads = (late.kind is Kind.OFFLOAD and away) or late.kind is Kind.F or (backward and not away)
-            read = versions.backward if backward else versions.forward
-            if late.stage == op.stage and reads and read[at] == replaced:
-                return 2 * int(self.costs.trained_bytes[op.stage]) / bandwidth
-        return 0.0
-
-    def away(self, op: Op) -> bool:
-        """Whether the version that its micro-batch's backward uses goes to the host with the stash."""
-        return self.policy(op) == "offload+weights"
 
     def _around(self, device: int, op: Op) -> float:
         """What an op costs beside its layers: its own overhead, that of its stage's messages but for W, and that of

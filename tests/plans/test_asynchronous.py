@@ -112,12 +112,10 @@ def test_the_period_is_the_heaviest_device(name: str) -> None:
     share = Workload(1, "momentum").step_traffic_bytes(30) / 100.0 / 3
     policy = WEIGHT_POLICIES[layout.weights]
     each = Workload(1, "momentum").predict_traffic_bytes(30, policy.momentum_first) / 100.0
-    kept = [(policy.stashed and count > 0) * 2 * 30 / 100.0 / 3 for count in most_copies(plan)]
     loads = [
         3.0 + (k == 1) + share + each / 3 * sum(op.kind is Kind.PREDICT and 9 <= op.micro_batch < 12 for op in order)
-        + kept[k]
         for k, order in enumerate(plan.orders)
-    ]  # fmt: skip
+    ]
     assert plan.forecast.period_s == pytest.approx(max(loads), rel=1e-9)
 
 

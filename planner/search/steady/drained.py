@@ -64,8 +64,9 @@ class Drained:
         return whole and self.session.space.schedule == "search" and not (self._update < 2 and found)
 
     def look(self) -> None:
-        """A share of the time for what may come of it."""
-        self._go_on(SHARE.drained_look)
+        """A share of the time for what may come of it, once."""
+        if self._search is None:
+            self._go_on(SHARE.drained_look)
 
     def run(self, share: float) -> None:
         """A share of the time where the best plan is not much shorter than what the look has found; more where it is

@@ -13,7 +13,7 @@ import numpy as np
 from ...basics import OutOfTime, check_time, until
 from ...bounds import load
 from ...forecast import most_copies
-from ...graph import RECOMPUTE, Candidate, keep_seconds, on_lists, update_size, with_updates
+from ...graph import RECOMPUTE, Candidate, on_lists, update_size, with_updates
 from ...lower import assembled
 from ...partition import Cuts, Floats, bottleneck, cut_mixed, link_seconds, trace
 from ...plan import Kind, Plan
@@ -80,17 +80,9 @@ class _Placed:
         chain = self.session.chain
         for stage, device in enumerate(self.order):
             before = chain.step_s(device)
-            each = (before[None, :] - before[:, None] + self._keep_s(stage)) / self.update + self._predict_s(stage)
+            each = (before[None, :] - before[:, None]) / self.update + self._predict_s(stage)
             link, _ = link_seconds(chain, self.order, stage)
             yield np.maximum(chain.seconds / chain.speed(device) + each, link[:, None])
-
-    def _keep_s(self, stage: int) -> Floats | float:
-        """Seconds of copying the weights of every interval of layers before the STEP that replaces them."""
-        problem, own = self.session.problem, self.session.chain.costs.trained_bytes
-        if not (self.copies[stage] and WEIGHT_POLICIES[self.layout.weights].stashed):
-            return 0.0
-        before = np.concatenate([[0.0], np.cumsum(own)]) * keep_seconds(problem, self.order[stage], 1)
-        return np.asarray(before[None, :] - before[:, None], dtype=np.float64)
 
     def _predict_s(self, stage: int) -> Floats | float:
         """Seconds a micro-batch of predicting the weights of every interval of layers; what ties share left out."""

@@ -27,7 +27,6 @@ class Pairs:
     copy: Floats
     copy_weights: Floats
     step: Floats
-    keep: Floats
     predict: Floats
     reduce: Floats
     held: Floats
@@ -94,7 +93,6 @@ def pairs_of(c: Intervals, place: StageTables, k: int, first: Ints, end: Ints) -
         copy=of(place.copy),
         copy_weights=of(place.copy_weights),
         step=of(place.step),
-        keep=of(place.keep),
         predict=of(place.predict),
         reduce=of(place.reduce),
         held=of(c.held),

@@ -151,7 +151,7 @@ class Programme:
         """A period in seconds at which one micro-batch at a time runs whatever the cuts are."""
         c, total = self.intervals, 0.0
         for place in self.places:
-            each = 2 * place.forward + place.backward + place.step + place.keep + 2 * place.predict + place.reduce
+            each = 2 * place.forward + place.backward + place.step + 2 * place.predict + place.reduce
             total += float(each[0, -1]) + place.reduce_latency + float(place.there_and_back.max())
             total += float(place.links.max())
             if OFFLOAD in self.stashes:
@@ -256,16 +256,11 @@ class Programme:
     ) -> Floats:  # fmt: skip
         """Least round trips with so many in flight; infinite where the device has no time for them."""
         predicted = c.predict if rules.predicts_backward(k) else 0.0
-        step = np.maximum(1 / rules.update, self.margin.steps) * (c.step + self._keeping(c, stash, flying, rules))
+        step = np.maximum(1 / rules.update, self.margin.steps) * c.step
         inside = c.work + stash.again(c) + predicted + np.where(c.late, step, 0.0)
         between = np.where(c.late, 0.0, step) + rules.predicted_share(k, flying, c.late) * c.predict
         here = np.maximum(asked, (flying - 1) * period + inside)
         return np.where(here <= flying * period - between, here, np.inf)
-
-    def _keeping(self, c: Pairs, stash: Choice, flying: Floats, rules: Rules) -> Floats:
-        """Seconds of copying, before a STEP, a version that is still read; none that goes to the host."""
-        outlives = (rules.copies(flying, c.late) > 0) & (not stash.row.versioned)
-        return np.where(outlives, c.keep, 0.0)
 
     def allows(self, stages: Sequence[Stage], period: float) -> bool:
         """Whether a plan of exactly these stages may have this period in seconds, as far as lower estimates tell."""

@@ -112,13 +112,15 @@ class Steady:
             self.look()
             self.mix()
             run_replicas(self.session, self.take)
-            self.drained.look()
+            if self.best_s > HOPE.serial * self.session.proof.asked_s:
+                self.drained.look()
             if aside is not None and self.clock.fixed:
                 self._await(aside)
             annealed = self.mixtures(SHARE.mixtures)
             self.cut_apart()
             if not self.proven:
                 self.named(ALTERNATING, SHARE.in_turn)
+            self.drained.look()
             self.drained.run(SHARE.drained)
             annealed = annealed or self.mixtures(SHARE.mixtures)
             self.polish()

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph import StageCosts, keep_seconds, reduce_seconds, update_seconds
+from ...graph import StageCosts, reduce_seconds, update_seconds
 from ...partition import Chain
 from ...plan import Problem
 from ...problem import WeightPolicy
@@ -166,7 +166,7 @@ class StageTables:
         there_and_back: seconds that a tensor takes to the next stage and its gradient back, by cut; 0 at the end.
         links: seconds a micro-batch on the busiest link, NIC or reduction of the device.
         copy, copy_weights, copy_latency: seconds of a stash, and of a version of the weights, one way on the host link.
-        step, keep, predict: seconds of an optimizer step, of copying the version that it replaces, and of a prediction.
+        step, predict: seconds of an optimizer step, and of a prediction.
         reduce, reduce_latency: of adding up a stage's gradients between groups.
         host_share: devices of the pipeline on the same host link. limit: bytes the device may fill.
     """
@@ -180,7 +180,6 @@ class StageTables:
     copy_latency: float
     host_share: float
     step: Floats
-    keep: Floats
     predict: Floats
     reduce: Floats
     reduce_latency: float
@@ -225,7 +224,6 @@ def _place(
         host.host_link.latency_s,
         float(sum(cluster.host_links[d] == cluster.host_links[device] for d in order)),
         many * update_seconds(problem, device, _MANY),
-        (intervals.held if policy.stashed else np.zeros_like(many)) / _MANY * keep_seconds(problem, device, _MANY),
         predict_seconds(problem, device, policy, intervals.held),
         reduce,
         latency,

@@ -162,7 +162,7 @@ def solve(case: Case, effort: Effort, row: Row, on_progress: Callable[[Progress]
     events: list[Progress] = []
 
     def heard(event: Progress) -> None:
-        events.append(event)
+        events.append(replace(event, plan=None))  # plans are large, and the memory of a call is shown
         if on_progress is not None:
             on_progress(event)
 

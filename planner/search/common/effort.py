@@ -104,6 +104,8 @@ class Shares:
     drained_best: float = 0.7
     """The same where the first is the best plan. Measured: problem 8501/9, 60 s: 37.9 s a micro-batch, 111 with the
     share above, 160 without any."""
+    drained_last: float = 0.9
+    """The same where nothing else is left to try: the rest is for repeating what is found. Not measured."""
     first_cuts: float = 0.15
     """Walks over cuts, of the annealing of a first round. Not measured."""
     cuts: float = 0.2
@@ -861,6 +863,8 @@ class Hopes:
     begin with an empty pipeline are looked at before annealing, which begins from the best plan. Measured: problem
     8501/11 of the mechanisms, 60 s, three seeds: 19.5 s a micro-batch in the mean with them later, 21.1 with them
     before, 19.0 without; 8501/9 60.4 later, 37.9 before."""
+    shorter: float = 0.9
+    """Steps that take so much less than the last ones are repeated at once, others at the end. Not measured."""
     drained: float = 1.15
     """Updates that begin with an empty pipeline are searched further up to so many times the best period.
     Not measured."""

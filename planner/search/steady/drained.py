@@ -1,8 +1,8 @@
 """Updates that begin with an empty pipeline: plans of the search with a flush, repeated update by update.
 
-Every forward then finds the newest weights, whatever the weight policy: nothing is stale, and no second version is
-held. Where that version does not fit, or a device must hold more stages than one, filling and draining cost less than
-what else there is. A device begins the next update as soon as it has ended its own: no step waits for all of them.
+Forwards then find the newest weights, whatever the weight policy, but for those that run beside sums of gradients: no
+second version is held. Where that does not fit, or a device must hold more stages than one, filling and draining cost
+less than what else there is. A device begins the next update as soon as it has ended its own: no step waits for all.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Drained:
         self.least_s = math.inf
         self._search: Searching | None = None
         self._step: Plan | None = None
-        self._ended = not self._applies
+        self._step_s = math.inf
+        self._ended = not self._comes_out
 
     @property
     def _update(self) -> int:
@@ -57,11 +58,15 @@ class Drained:
         return session.problem.workload.update_every or least
 
     @property
-    def _applies(self) -> bool:
-        """Whether an update has micro-batches that overlap, or there is no plan without."""
-        batches, found = self.session.problem.workload.micro_batches, self.session.best is not None
-        whole = batches % self._update == 0 and batches >= 2 * self._update
-        return whole and self.session.space.schedule == "search" and not (self._update < 2 and found)
+    def _comes_out(self) -> bool:
+        """Whether a run has several whole updates."""
+        batches = self.session.problem.workload.micro_batches
+        return batches % self._update == 0 and batches >= 2 * self._update
+
+    @property
+    def _hopeless(self) -> bool:
+        """Whether no micro-batches overlap, and there is a plan."""
+        return self._update < 2 and self.session.best is not None
 
     def look(self) -> None:
         """A share of the time for what may come of it, once."""
@@ -73,14 +78,13 @@ class Drained:
         one of these.
         """
         best_s = self.session.best_s
-        if self.least_s <= best_s * (1 + TOLERANCE.same):
-            self._go_on(max(share, SHARE.drained_best))
-        elif self.least_s <= HOPE.drained * best_s:
-            self._go_on(share)
+        if self.least_s <= HOPE.drained * best_s:
+            best = math.isfinite(best_s) and self.least_s <= best_s * (1 + TOLERANCE.same)
+            self._go_on(max(share, SHARE.drained_best) if best else share)
 
     def _go_on(self, share: float) -> None:
         session = self.session
-        if self._ended or session.done:
+        if self._ended or self._hopeless or session.done:
             return
         clock = session.clock.parted()
         with session.clock.lending(clock, share):
@@ -94,19 +98,20 @@ class Drained:
     def _flushed(self) -> tuple[Problem, SearchSpace]:
         """An update's micro-batches as a problem with a flush."""
         problem, space = self.session.problem, self.session.space
-        workload = replace(
-            problem.workload, micro_batches=self._update, update_every=None, staleness_limit=None
-        )  # fmt: skip
+        workload = replace(problem.workload, micro_batches=self._update, update_every=None, staleness_limit=None)
         return replace(problem, workload=workload), replace(space, asynchronous=(), shard_optimizer=False)
 
     def _heard(self, event: Progress) -> None:
+        """Offers what is much shorter at once: whoever ends the search then has it."""
         self.session.report(f"drained updates, {event.phase}")
+        if event.plan is not None and (event.best_step_s or math.inf) <= HOPE.shorter * self._step_s:
+            self._offer(event.plan)
 
     def _offer(self, step: Plan) -> None:
         """Offers the run of these steps that has the shortest period, unless they are known."""
         if step is self._step:
             return
-        self._step = step
+        self._step, self._step_s = step, math.inf if step.forecast is None else step.forecast.step_s
         for method in self.session.space.asynchronous:
             for plan in repeated(step, self.session.problem, method):
                 self.least_s = min(self.least_s, plan.forecast.objective_s if plan.forecast else math.inf)

@@ -128,7 +128,7 @@ class Steady:
                 self._await(aside)
             self.anew(1 if annealed else 0)
             self.explore()
-            self.drained.run(1.0)
+            self.drained.run(SHARE.drained_last)
 
     def plainly(self) -> None:
         """The alternatives without what costs time: stashes kept, then also recomputed, a share of the time for each.

@@ -63,11 +63,20 @@ def test_options_reach_the_plan(tmp_path: Path) -> None:
 
 
 def test_any_leaves_out_what_does_not_apply(tmp_path: Path) -> None:
-    """One micro-batch an update is too few for double buffering on two stages."""
-    result = run(tmp_path, "plan", "--asynchronous", "any", "--update-every", 1, "--json")
+    """Double buffering's updates, of as many micro-batches as stages where none are asked for, must divide them."""
+    result = run(tmp_path, "plan", "--asynchronous", "any", "--micro-batches", 5, "--json")
     found = json.loads(result.stdout)
     assert (result.exit_code, found["weights"]) == (0, "pipeoptim")
     assert "2bw" not in [row["weights"] for row in found["methods"]]
+
+
+def test_double_buffering_of_one_micro_batch_an_update_is_one_update_behind(tmp_path: Path) -> None:
+    """On two stages no more than two are in flight then."""
+    result = run(tmp_path, "plan", "--asynchronous", "any", "--update-every", 1, "--json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["weights"]) == (0, "pipeoptim")
+    (row,) = [row for row in found["methods"] if row["weights"] == "2bw"]
+    assert max(row["staleness"]) == 1
 
 
 def test_several_methods_are_told_apart(tmp_path: Path) -> None:

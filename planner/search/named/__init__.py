@@ -15,10 +15,10 @@ from .kept_orders import own_orders
 from .laps import holds_all, run_laps
 from .laying import splits
 from .least_memory import overfull, overfull_here, run_least_memory
+from .likely_cuts import cuts_for
 from .nearby import run_nearby
 from .portfolio import (
     Order,
-    cuts_for,
     device_orders,
     place,
     run_at_once,

@@ -12,7 +12,8 @@ from itertools import islice
 
 from ...schedules import split_laps
 from ..common import SHARE, SIZE, Session
-from .portfolio import Order, cuts_for, place, try_layout
+from .likely_cuts import cuts_for
+from .portfolio import Order, place, try_layout
 
 
 def run_laps(session: Session, order: Order) -> Iterator[None]:

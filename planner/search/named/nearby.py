@@ -20,7 +20,8 @@ from ...schedules import Layout
 from ..common import COUNT, HOPE, SHARE, SIZE, Session, lacking, nearby_cuts
 from .costed import adapts, made_for
 from .halves import not_split
-from .portfolio import Order, cuts_for, named_layouts, place
+from .likely_cuts import cuts_for
+from .portfolio import Order, named_layouts, place
 
 
 def run_nearby(session: Session, order: Order) -> Iterator[None]:

@@ -105,7 +105,7 @@ class Course:
         if not asynchronous(plan):
             return cls(plan, order, mine, size, ends, None, frozenset(), {}, agreement, listed)
         versions = Versions.of(plan)
-        kept = kept_versions(plan, versions)[rank]
+        kept = kept_versions(plan)[rank]
         dropped: dict[int, list[tuple[int, int]]] = {}
         for old in kept:
             dropped.setdefault(old.until, []).append((old.stage, old.version))

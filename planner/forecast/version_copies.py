@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph import Flags, Homes, Ints, Ops, StageCosts, Structured, Versions, kept_versions
+from ..graph import Flags, Homes, Ints, Ops, StageCosts, Structured, kept_copies, kept_versions
 from ..plan import Kind, Plan
 from ..problem import WEIGHT_POLICIES
 from .events import Events
-from .kept import kept_copies
 
 
 def predicted_copies(ops: Ops) -> tuple[Ints, Ints]:
@@ -56,7 +55,7 @@ def most_copies(plan: Plan) -> tuple[int, ...]:
     Of the order of ops only: a prediction counts as one copy for as long as the pass that it serves.
     """
     most = [0] * len(plan.stages)
-    for order, kept in zip(plan.orders, kept_versions(plan, Versions.of(plan)), strict=True):
+    for order, kept in zip(plan.orders, kept_versions(plan), strict=True):
         change: dict[int, list[int]] = {}
         for one in kept:
             change.setdefault(one.replaced, []).append(one.stage)
@@ -77,7 +76,7 @@ def version_events(
     Last gradients that predictions need go into `static`, bytes by device and category.
     """
     ops = events.jobs.ops
-    for begin, end in (kept_copies(plan, ops), predicted_copies(ops)):
+    for begin, end in (kept_copies(plan, ops)[:2], predicted_copies(ops)):
         size = costs.trained_bytes[ops.stage[begin]]
         events.start(begin, size, category)
         leaves = ops.kind[end] == Kind.OFFLOAD.value

@@ -9,6 +9,7 @@ from ..problem import StageCosts
 from .candidate import Candidate, regroup, require_policies, stash_policies, weights_offloaded
 from .columns import NOWHERE, Flags, Floats, Ints, Ops
 from .homes import Homes, copied_bytes, parameter_returns
+from .kept import kept_copies, kept_versions
 from .kernel import run_jobs, run_many
 from .machine import Machine
 from .needs import OF_A_PASS, Needs, Precedences, Why, needs_of, users_of
@@ -62,7 +63,7 @@ from .traffic import (
     stash_hops,
 )
 from .updates import on_lists, require_sound, with_returns, with_steps, with_updates
-from .versions import Versions, asynchronous, kept_versions
+from .versions import Versions, asynchronous
 from .workspaces import PREDICTED_AT_ONCE, predict_workspace, step_workspace
 
 __all__ = [
@@ -116,6 +117,7 @@ __all__ = [
     "gather_seconds",
     "gradients",
     "holders",
+    "kept_copies",
     "kept_versions",
     "messages",
     "needs_of",

@@ -7,14 +7,12 @@ finds the newest version equal to its own update's number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
 from ..plan import Kind, Op
 from ..problem import BATCH, CURRENT, FLUSH, WEIGHT_POLICIES, WeightPolicy
-from .candidate import weights_offloaded
 from .replicas import holders
 from .structured import Structured, update_size
 
@@ -119,42 +117,3 @@ def _taken(newest: dict[tuple[int, int], int], policy: WeightPolicy, update: int
             first[m // update] = min(first.get(m // update, version), version)
         entry = {m: first[m // update] for m in entry}
     return {(stage, m): entry[m] for stage, m in newest}
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A version that is still used after the STEP (or arrival) that replaces it: a copy of its own until then.
-
-    `until`: place of the last op in the device's list that reads it.
-    """
-
-    stage: int
-    version: int
-    replaced: int
-    until: int
-
-
-def kept_versions(plan: Scheduled, versions: Versions) -> list[list[Kept]]:
-    """Per device, the versions that outlive their replacement, in the order in which they are replaced.
-
-    A backward whose version comes back from the host reads none of them; what takes it there does.
-    """
-    away = weights_offloaded(plan)
-    return [_kept(order, versions, away) for order in plan.orders]
-
-
-def _kept(order: Sequence[Op], versions: Versions, away: set[tuple[int, int]]) -> list[Kept]:
-    last: dict[tuple[int, int], int] = {}
-    replaced: dict[tuple[int, int], int] = {}
-    made: dict[int, int] = {}
-    for place, op in enumerate(order):
-        if op.kind is Kind.STEP or op.kind is Kind.RECV_P:
-            version = made.get(op.stage, 0)
-            replaced[op.stage, version] = place
-            made[op.stage] = version + 1
-        elif op.kind is Kind.F or (op.kind is Kind.OFFLOAD and (op.stage, op.micro_batch) in away):
-            last[op.stage, versions.forward[op.stage, op.micro_batch]] = place
-        elif op.kind in _BACKWARD and (op.stage, op.micro_batch) not in away:
-            last[op.stage, versions.backward[op.stage, op.micro_batch]] = place
-    found = [Kept(s, v, at, last[s, v]) for (s, v), at in replaced.items() if last.get((s, v), -1) > at]
-    return sorted(found, key=lambda kept: kept.replaced)

@@ -13,8 +13,9 @@ from instances import named, passes, steady, uniform
 from contraflow.planner import check
 from contraflow.planner.basics.errors import InputError
 from contraflow.planner.graph.candidate import Candidate
+from contraflow.planner.graph.kept import kept_versions
 from contraflow.planner.graph.updates import with_returns
-from contraflow.planner.graph.versions import Versions, kept_versions
+from contraflow.planner.graph.versions import Versions
 from contraflow.planner.lower.plans import assemble
 from contraflow.planner.lower.repetition import repeat
 from contraflow.planner.plan import Kind, Problem
@@ -82,7 +83,7 @@ def test_versions_that_last_an_update_come_in_between_updates(devices: int, upda
         taken = [after for op, after in pairwise(line) if op.kind is Kind.RECV_P and after.kind is Kind.F]
         assert taken
         assert all(op.micro_batch % update == 0 for op in taken)
-        assert not any(kept.stage == stage for kept in kept_versions(plan, Versions.of(plan))[stage])
+        assert not any(kept.stage == stage for kept in kept_versions(plan)[stage])
 
 
 @pytest.mark.parametrize("devices", [2, 4, 6])

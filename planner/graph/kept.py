@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from ..basics import PerObject
-from ..graph import Ints, Ops, Structured, update_size, weights_offloaded
 from ..plan import Kind
 from ..problem import BATCH, CURRENT, WEIGHT_POLICIES
+from .candidate import weights_offloaded
+from .columns import Ints, Ops
+from .structured import Structured, update_size
+from .versions import Scheduled
 
 _BACKWARD = (Kind.B, Kind.I, Kind.W, Kind.R)
-Kept = tuple[Ints, Ints]
-_known: PerObject[Kept] = PerObject(2)
 
 
-def kept_copies(plan: Structured, ops: Ops) -> Kept:
-    """Of every version that outlives its replacement: the op that replaces it and the last that reads it."""
-    return _known.get(ops, plan.weights, lambda: _kept(plan, ops))
+@dataclass(frozen=True)
+class Kept:
+    """A version that is still used after the STEP (or arrival) that replaces it: a copy of its own until then.
+
+    `until`: place of the last op in the device's list that reads it.
+    """
+
+    stage: int
+    version: int
+    replaced: int
+    until: int
 
 
-def _kept(plan: Structured, ops: Ops) -> Kept:
+def kept_versions(plan: Scheduled) -> list[list[Kept]]:
+    """Per device, the versions that outlive their replacement, in the order in which they are replaced."""
+    ops = Ops.of(plan.orders, len(plan.stages))
+    found: list[list[Kept]] = [[] for _ in plan.orders]
+    first = ops.first.tolist()
+    for replaced, until, version in sorted(zip(*(column.tolist() for column in kept_copies(plan, ops)), strict=True)):
+        device = int(ops.device[replaced])
+        kept = Kept(int(ops.stage[replaced]), version, replaced - first[device], until - first[device])
+        found[device].append(kept)
+    return found
+
+
+def kept_copies(plan: Structured, ops: Ops) -> tuple[Ints, Ints, Ints]:
+    """Of every version that outlives its replacement: the op that replaces it, the last that reads it, its number."""
     replaces = ops.where(Kind.STEP, Kind.RECV_P)
     group = ops.device * ops.stages + ops.stage
     by_group = replaces[np.argsort(group[replaces], kind="stable")]
@@ -37,7 +60,7 @@ def _kept(plan: Structured, ops: Ops) -> Kept:
     found[found] = wanted[place[found]] == (group[readers] * most + read)[found]
     np.maximum.at(last, place[found], readers[found])
     outlives = last > by_group
-    return by_group[outlives], last[outlives]
+    return by_group[outlives], last[outlives], number[outlives]
 
 
 def _taken(plan: Structured, ops: Ops, newest: Ints) -> Ints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -71,6 +72,9 @@ class Flows:
         self.stop[0], began = 0, time.monotonic()
         end = began + share * max(0.0, session.remaining_s)
         lines = [*self._starts()]
+        if not lines:  # no cut balances loads on any route, and none will
+            self.turn, self.spent_s = self.turn + 1, math.inf
+            return
         for number, (most, part, hot) in enumerate(FLOW.rounds):
             lines = sorted(lines, key=lambda arm: arm.seconds)[:most]
             self._round(lines, part, hot, end, effort)

@@ -170,7 +170,7 @@ def test_a_listener_hears_better_plans_and_may_end_the_call(seed: int, space: Se
 
 @settings(max_examples=4)
 @given(SEEDS)
-@example(13512)  # no cut balances its loads
+@example(13512)  # where time allows, free placement is asked for and has no cut to begin with
 def test_every_limit_has_its_nearest_plan(seed: int) -> None:
     """Of a frontier: what fits there, and nothing that fits is faster; rows are points."""
     asked = random_problem(seed)

@@ -39,6 +39,10 @@ Begin = Callable[[Session, Problem, SearchSpace], Searching]
 class Drained:
     """A session's plans whose updates are steps with a flush, one after the other.
 
+    Steps with backwards on devices of their own, or with copies, may hold more when they are repeated than on their
+    own: new parameters come while others are in use, and an idle device takes all that is sent to it. Where a step does
+    not fit, a search without these follows.
+
     Attributes:
         least_s: the shortest period found; infinite before there is one.
     """
@@ -50,6 +54,8 @@ class Drained:
         self._step: Plan | None = None
         self._step_s = math.inf
         self._ended = not self._comes_out
+        self._fits = True
+        self._spaces = _plainer(replace(session.space, asynchronous=(), shard_optimizer=False))
 
     @property
     def _update(self) -> int:
@@ -69,8 +75,11 @@ class Drained:
         return self._update < 2 and self.session.best is not None
 
     def look(self) -> None:
-        """A share of the time for what may come of it, once."""
-        if self._search is None:
+        """A share of the time for what may come of it, once; and again where its step does not fit when repeated."""
+        if self._search is not None:
+            return
+        self._go_on(SHARE.drained_look)
+        while self._narrowed():
             self._go_on(SHARE.drained_look)
 
     def run(self, share: float) -> None:
@@ -81,6 +90,16 @@ class Drained:
         if self.least_s <= HOPE.drained * best_s:
             best = math.isfinite(best_s) and self.least_s <= best_s * (1 + TOLERANCE.same)
             self._go_on(max(share, SHARE.drained_best) if best else share)
+            if self._narrowed():
+                self._go_on(share)
+
+    def _narrowed(self) -> bool:
+        """Goes over to a part of the space where the last step does not fit when it is repeated; whether it does."""
+        if self._fits or len(self._spaces) == 1:
+            return False
+        self._spaces, self._search, self._step, self._step_s = self._spaces[1:], None, None, math.inf
+        self._fits, self._ended = True, False
+        return True
 
     def _go_on(self, share: float) -> None:
         session = self.session
@@ -97,9 +116,9 @@ class Drained:
 
     def _flushed(self) -> tuple[Problem, SearchSpace]:
         """An update's micro-batches as a problem with a flush."""
-        problem, space = self.session.problem, self.session.space
+        problem = self.session.problem
         workload = replace(problem.workload, micro_batches=self._update, update_every=None, staleness_limit=None)
-        return replace(problem, workload=workload), replace(space, asynchronous=(), shard_optimizer=False)
+        return replace(problem, workload=workload), self._spaces[0]
 
     def _heard(self, event: Progress) -> None:
         """Offers what is much shorter at once: whoever ends the search then has it."""
@@ -112,10 +131,18 @@ class Drained:
         if step is self._step:
             return
         self._step, self._step_s = step, math.inf if step.forecast is None else step.forecast.step_s
+        self._fits = False
         for method in self.session.space.asynchronous:
             for plan in repeated(step, self.session.problem, method):
+                self._fits = True
                 self.least_s = min(self.least_s, plan.forecast.objective_s if plan.forecast else math.inf)
                 self._take(plan, "drained updates")
+
+
+def _plainer(space: SearchSpace) -> list[SearchSpace]:
+    """The space, and parts of it whose steps are the likelier to fit when repeated."""
+    together = replace(space, separate_backward=False)
+    return list(dict.fromkeys([space, together, replace(together, offload=False)]))
 
 
 def repeated(step: Plan, problem: Problem, weights: str) -> Iterator[Plan]:

@@ -15,10 +15,11 @@ from instances import nothing_better, uniform
 from contraflow.planner import Cluster, Layer, Link, ModelGraph, Plan, Result, SearchSpace, Workload, check, evaluate
 from contraflow.planner import plan as search
 from contraflow.planner.basics.errors import InputError
-from contraflow.planner.graph import KEEP, OFFLOAD, OFFLOAD_WEIGHTS, RECOMPUTE
+from contraflow.planner.graph import KEEP, OFFLOAD, OFFLOAD_WEIGHTS, RECOMPUTE, Candidate
 from contraflow.planner.graph.versions import Versions
+from contraflow.planner.lower import assemble
 from contraflow.planner.partition.chain import compositions
-from contraflow.planner.plan import Kind, Problem
+from contraflow.planner.plan import Kind, Op, Pipeline, Problem
 from contraflow.planner.problem.cluster import NodeGroup
 from contraflow.planner.problem.model_graph import SharedParameters
 from contraflow.planner.problem.presets import DeviceType
@@ -27,6 +28,7 @@ from contraflow.planner.search.common import Clock, Session
 from contraflow.planner.search.driver import Progress, Stale, with_flush
 from contraflow.planner.search.steady.alternatives import alternatives
 from contraflow.planner.search.steady.build import built, excess_for_long, sloping, with_period
+from contraflow.planner.search.steady.drained import Drained
 from contraflow.planner.search.steady.programme import PARTS, Choice, Stage
 from contraflow.planner.search.steady.search import Steady
 
@@ -446,3 +448,44 @@ def test_updates_are_drained_where_no_second_version_fits() -> None:
     assert found.plan is not None
     assert set(Versions.of(found.plan).most_stale.values()) == {0}
     assert period(found) <= 7.5  # 1F1B of four micro-batches, 30 seconds an update: one in flight without that, 12
+
+
+class _Fixed:
+    """A search with a flush that has found a step already."""
+
+    def __init__(self, result: Result) -> None:
+        self.result = result
+
+    def go_on(self, clock: Clock, listener: object, hint: Plan | None = None) -> Result:
+        return self.result
+
+
+def test_where_a_step_does_not_fit_when_repeated_a_plainer_one_is_looked_for() -> None:
+    """Two layers of three devices: an idle one takes what is shipped of a step, but not of twelve, all at once."""
+    model = uniform(2, 1.0, 2.0, parameter_bytes=100, stash_bytes=10)
+    cluster = Cluster.uniform(3, 240)
+    problem = Problem(model, cluster, Workload(48, update_every=4))
+    session = Session(
+        problem, SearchSpace(asynchronous=("2bw",)), Clock(time.monotonic() + 60, None), seed=0, workers=1
+    )
+    asked: list[SearchSpace] = []
+
+    def begin(session: Session, flushed: Problem, space: SearchSpace) -> _Fixed:
+        asked.append(space)
+        shipped = ("ship>2", KEEP) if space.offload else (KEEP, KEEP)
+        pipelines = (Pipeline((0, 1), (0, 1), (0, 1, 2, 3)),)
+        candidate = Candidate(flushed, (("layer0",), ("layer1",)), pipelines, (shipped,))
+        batches = range(4)
+        orders = [[Op(kind, s, m) for m in batches for kind in (Kind.F, Kind.B)] for s in range(2)]
+        orders[0] = [Op(Kind.F, 0, m) for m in batches] + [Op(Kind.B, 0, m) for m in batches]
+        return _Fixed(Result("feasible", assemble(candidate, orders, "search"), 0.0))
+
+    taken: list[Plan] = []
+    Drained(session, begin, lambda plan, _: taken.append(plan)).look()
+    assert [(space.separate_backward, space.offload) for space in asked] == [
+        (True, True),
+        (False, True),
+        (False, False),
+    ]
+    assert taken
+    assert {policy for plan in taken for row in plan.stash for policy in row} == {KEEP}

@@ -76,7 +76,8 @@ class Flows:
             self.turn, self.spent_s = self.turn + 1, math.inf
             return
         for number, (most, part, hot) in enumerate(FLOW.rounds):
-            lines = sorted(lines, key=lambda arm: arm.seconds)[:most]
+            lines = sorted(lines, key=lambda arm: arm.seconds)
+            lines = lines[: max(most, self._served(lines[0], part, end, effort))]
             self._round(lines, part, hot, end, effort)
             self.best = _distinct([*self.best, *lines])[: FLOW.kept]
             if session.over or not self._near(FLOW.near[number]):
@@ -129,6 +130,15 @@ class Flows:
             self._improve(lines[k : k + workers], moves, hot)
             if effort is not None:
                 clock.meter.count(part * effort * len(moves) / len(lines))
+
+    def _served(self, arm: Arm, part: float, end: float, effort: float | None) -> int:
+        """How many lines like this one can have all the moves that a line gets, in such a part of time or effort."""
+        if effort is not None:
+            return int(part * effort * FLOW.rate / (FLOW.most_moves * len(arm.devices)))
+        if not self.move_s:
+            return 0
+        seconds = self.session.workers * part * max(0.0, end - time.monotonic())
+        return int(seconds / (FLOW.most_moves * self.move_s))
 
     def _moves(self, arm: Arm, part: float, effort: float | None, end: float, left: int, lines: int) -> int:
         """How many moves a line gets, of so many lines that are left."""

@@ -68,13 +68,20 @@ class Blocks:
         """
         session, clock, first = self.session, self.session.clock, self.calls == 0
         began, most_s = time.monotonic(), BLOCK.share * max(0.0, session.remaining_s)
+        if not first and not clock.fixed:
+            self._anew()
+            return
         self._turn(self.starts, self.lines)
         left_s = most_s - (time.monotonic() - began)
         if not first or clock.fixed or session.done or left_s < most_s / 2 or not self.promising:
             return
-        known = self.lines
         with clock.hurried(min(1.0, left_s / max(SECONDS.tick, session.remaining_s)), 0.0):
-            self._turn([line.anew(self.calls) for line in self._open(self.starts)], [])
+            self._anew()
+
+    def _anew(self) -> None:
+        """A turn that knows of no block."""
+        known = self.lines
+        self._turn([line.anew(self.calls) for line in self._open(self.starts)], [])
         self.lines = best_of([*known, *self.lines], max(len(known), len(self.lines)))
 
     def _turn(self, starts: list[Block], lines: list[Block]) -> None:

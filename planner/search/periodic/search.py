@@ -64,7 +64,8 @@ class Blocks:
 
     def run(self) -> None:
         """A turn. The first, where it takes less than half of its time and leaves a block near the best plan, is
-        followed by one with others: chance decides where they end, by more than what a race brings.
+        followed by one with others: chance decides where they end, by more than what a race brings. Later ones know of
+        no block, but with a deterministic limit.
         """
         session, clock, first = self.session, self.session.clock, self.calls == 0
         began, most_s = time.monotonic(), BLOCK.share * max(0.0, session.remaining_s)

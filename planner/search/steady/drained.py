@@ -127,8 +127,8 @@ class Drained:
             self._offer(event.plan)
 
     def _offer(self, step: Plan) -> None:
-        """Offers the run of these steps that has the shortest period, unless they are known."""
-        if step is self._step:
+        """Offers the run of these steps that has the shortest period, unless they are known: time may have been up."""
+        if step is self._step and self._fits:
             return
         self._step, self._step_s = step, math.inf if step.forecast is None else step.forecast.step_s
         self._fits = False

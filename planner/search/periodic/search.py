@@ -39,6 +39,7 @@ class Blocks:
         self.began = self.deadline = 0.0
         self.spent = self.saved = 0.0
         self.calls = 0
+        self.settled = False
         self.starts = list(self._lines(orders))
         self.lines: list[Block] = []
         largest = max((self._ops(line.candidate, 1) for line in self.starts), default=0)
@@ -65,11 +66,11 @@ class Blocks:
     def run(self) -> None:
         """A turn. The first, where it takes less than half of its time and leaves a block near the best plan, is
         followed by one with others: chance decides where they end, by more than what a race brings. Later ones know of
-        no block, but with a deterministic limit.
+        no block where the one before ended before its time was up, but with a deterministic limit.
         """
         session, clock, first = self.session, self.session.clock, self.calls == 0
         began, most_s = time.monotonic(), BLOCK.share * max(0.0, session.remaining_s)
-        if not first and not clock.fixed:
+        if self.settled and not clock.fixed:
             self._anew()
             return
         self._turn(self.starts, self.lines)
@@ -107,6 +108,7 @@ class Blocks:
             if not self._over and lines:
                 lines = self._annealed(lines, number, part * self._affordable(number))
         self._go_on(seconds)
+        self.settled = not self._over
         self._remember()
         self.calls += 1
         clock.meter.count(self.spent)

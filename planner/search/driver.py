@@ -53,6 +53,7 @@ from .named import (
     run_fewer,
     run_finer,
     run_first_plan,
+    run_folded,
     run_hint,
     run_laps,
     run_least_memory,
@@ -379,13 +380,13 @@ def _quick(session: Session, orders: list[Order], whole: bool = True) -> None:
     if whole and known is None and session.ops > SIZE.one_cut and session.space.schedule == "search":
         _tried(session, orders, run_capped, run_eager)
         if not _grown(session, orders):
-            _tried(session, orders, run_laps)
+            _tried(session, orders, run_laps, run_folded)
         _blocks(session, orders)
     if small is not None:
         if not session.done:
             _quick(small, orders, whole=False)
             take_over(session, small, orders)
-    else:
+    elif not (whole and _vast(session)):
         _steps(session, orders)
     if session.space.schedule == "search":
         _tried(session, orders, run_least_memory)
@@ -434,16 +435,29 @@ def _grown(session: Session, orders: list[Order]) -> bool:
     return search_grown(session, orders[:1])
 
 
+def _vast(session: Session) -> bool:
+    """Whether the named schedules take longer than what is left of them is worth: there is a plan, and no order of one
+    stage a device can be annealed.
+    """
+    return session.best is not None and 3 * session.ops > 2 * SIZE.annealed_ops and session.space.schedule == "search"
+
+
+def _long_runs(session: Session, orders: list[Order]) -> None:
+    """Another turn of what goes on where it ended."""
+    _grown(session, orders)
+    _blocks(session, orders)
+
+
 def _long(session: Session, orders: list[Order]) -> None:
     """Exact search, races and windows; of a problem with fewer micro-batches first."""
     if session.space.schedule != "search" or session.done:
         return
     from .improve import improve  # solver and compiler: loaded when they are needed
 
-    if session.smaller is None and not session.rounds.resumed:
-        _steps(session, orders)
-    _grown(session, orders)
-    _blocks(session, orders)
+    named_first = not _vast(session)
+    for part in (_steps, _long_runs) if named_first else (_long_runs, _steps):
+        if part is not _steps or (session.smaller is None and not session.rounds.resumed):
+            part(session, orders)
     if session.smaller is not None:
         limit_uses(session, session.smaller)
         with session.part(session.smaller, SHARE.scaled_down):

@@ -12,7 +12,7 @@ from .finer import run_finer
 from .fitted import run_copied, run_first_plan, run_mixed, try_mixed
 from .halves import not_split, possible_orders, whole_backwards
 from .kept_orders import own_orders
-from .laps import holds_all, run_laps
+from .laps import holds_all, run_folded, run_laps
 from .laying import splits
 from .least_memory import overfull, overfull_here, run_least_memory
 from .likely_cuts import cuts_for
@@ -61,6 +61,7 @@ __all__ = [
     "move_ends",
     "run_finer",
     "run_first_plan",
+    "run_folded",
     "run_hint",
     "run_laps",
     "run_lightest",

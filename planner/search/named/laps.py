@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from ...schedules import split_laps
+from ...schedules import build, split_laps
 from ..common import SHARE, SIZE, Session
 from .likely_cuts import cuts_for
 from .portfolio import Order, place, try_layout
@@ -30,6 +30,21 @@ def run_laps(session: Session, order: Order) -> Iterator[None]:
         placed = place(split_laps(len(order), batches, chunks), order, len(session.problem.cluster))
         try_layout(session, placed, islice(cuts_for(session, placed, 0), 1), placed.name)
         yield
+
+
+def run_folded(session: Session, order: Order) -> Iterator[None]:
+    """One pipeline down and up, in the block that suits the costs and all the room there is.
+
+    Where memory holds less than 1F1B's, no schedule that goes round and round fits.
+    """
+    stages, batches = 2 * len(order), session.problem.workload.micro_batches
+    if session.proven or len(order) < 2 or len(session.chain) < stages:
+        return
+    if 3 * stages * batches > _affordable(session, len(order) * batches):
+        return
+    placed = place(build("v-auto", len(order), batches), order, len(session.problem.cluster))
+    try_layout(session, placed, islice(cuts_for(session, placed, 0), 1), placed.name)
+    yield
 
 
 def _affordable(session: Session, passes: int) -> float:

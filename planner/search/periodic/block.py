@@ -14,6 +14,7 @@ from ..common import BLOCK
 from ..jit import SOURCES
 from . import kernel, tables
 from .cases import case_of, compute_orders
+from .coarse import coarse, in_legs
 from .kernel import NEVER, RULES
 from .tables import Case, Floats, Ints, Work, scratch
 from .walk import improve
@@ -80,6 +81,31 @@ class Block:
         other.rules[:] = self.rules
         other.step_s = self.step_s if (together, few) == (self.together, self.few) else NEVER
         return other
+
+    @property
+    def in_legs(self) -> bool:
+        """Whether it can be had on fewer devices (see `coarse`)."""
+        return in_legs(self.case)
+
+    def on_few(self, devices: int, number: int) -> Block:
+        """The same on so many devices, with as many times fewer micro-batches, and other random numbers."""
+        found = self.anew(number)
+        found.case = coarse(self.case, devices)
+        found.work = scratch(found.case, len(found.pauses))
+        found.pauses = np.zeros((len(found.pauses), int(found.case.legs[-1])))
+        return found
+
+    def follow(self, few: Block, stop: Ints) -> None:
+        """Takes the pauses that it has on few devices, equal on every part of the way, where that makes it shorter."""
+        pauses, rules, step_s = self.pauses.copy(), self.rules.copy(), self.step_s
+        legs = zip(self.case.legs, self.case.legs[1:], few.case.legs, few.case.legs[1:], strict=False)
+        for low, high, first, last in legs:
+            self.pauses[:, low] = few.pauses[:, first]
+            self.pauses[:, low + 1 : high] = few.pauses[:, first + 1 : last].mean(axis=1)[:, None]
+        self.rules[:] = few.rules
+        self.improve(0, 0, 1.0, stop)
+        if self.step_s >= step_s:
+            self.pauses[:], self.rules[:], self.step_s = pauses, rules, step_s
 
     def anew(self, number: int) -> Block:
         """The structure alone, with other random numbers: nothing is known of its blocks."""

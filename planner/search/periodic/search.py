@@ -20,6 +20,9 @@ from .block import Block
 from .kernel import NEVER
 from .ready import KERNELS
 
+_APART = 1009
+"""Between the random numbers of blocks of one structure."""
+
 
 def search_blocks(session: Session, orders: list[Order]) -> None:
     """Offers the best blocks of every structure, unrolled; in later rounds it goes on where it ended."""
@@ -100,7 +103,7 @@ class Blocks:
         self.stop[0], self.spent, self.began = 0, 0.0, time.monotonic()
         seconds = (BLOCK.share if self.calls == 0 else 1.0) * max(0.0, self.session.remaining_s)
         self.deadline = self.began + BLOCK.hunting * seconds
-        self._round(self._hunt, starts, part * BLOCK.hunt)
+        starts = self._hunted(starts, part * BLOCK.hunt)
         self._offer(best_of(starts, 1))
         self.stop[0], self.deadline = 0, self.began + seconds
         lines = [*starts, *lines]
@@ -112,6 +115,23 @@ class Blocks:
         self._remember()
         self.calls += 1
         clock.meter.count(self.spent)
+
+    def _hunted(self, starts: list[Block], effort: float) -> list[Block]:
+        """The structures with their best blocks at random; with many devices more of those that come near to the best.
+
+        A block takes long there, few are any good, and it shows on fewer devices which may be.
+        """
+        devices = len(self.session.problem.cluster)
+        if devices < BLOCK.many:
+            self._round(self._hunt, starts, effort)
+            return starts
+        first = BLOCK.sketching * effort
+        self._round(self._sketch, starts, first)
+        least = min((line.step_s for line in starts), default=NEVER)
+        near = [line for line in starts if line.step_s <= BLOCK.likely * least and line.step_s < NEVER]
+        again = [line.anew(_APART * n) for n in range(1, BLOCK.kinds) for line in near]
+        self._round(self._sketch, [*near, *again], effort - first)
+        return [*starts, *again]
 
     @property
     def promising(self) -> bool:
@@ -165,6 +185,17 @@ class Blocks:
         tries = min(BLOCK.most_tries, max(BLOCK.least_tries, int(effort * BLOCK.rate / line.ops)))
         line.improve(tries, 0, 1.0, self.stop)
         return tries * line.ops / BLOCK.rate
+
+    def _sketch(self, line: Block, effort: float) -> float:
+        """Blocks at random on few devices, the best of them with all: so many times as there is effort for."""
+        spent, tries = 0.0, 0
+        while line.in_legs and not self.stop[0] and (spent < effort or tries < BLOCK.least_tries):
+            tries += 1
+            few = line.on_few(len(line.case.room) // BLOCK.fewer, _APART**2 * self.calls + tries)
+            few.improve(BLOCK.sketched, 0, 1.0, self.stop)
+            line.follow(few, self.stop)
+            spent += (BLOCK.sketched * few.ops + line.ops) / BLOCK.rate
+        return spent if line.in_legs else self._hunt(line, effort)
 
     def _anneal(self, number: int, line: Block, effort: float) -> float:
         moves = max(1, min(BLOCK.most_moves, int(effort * BLOCK.rate / line.ops)))

@@ -1,4 +1,4 @@
-"""One pipeline round and round, the second plan of a large problem; and the instants that it is held to memory by."""
+"""One pipeline round and round, or down and up: next plans of a large problem; and the instants that memory is held at."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contraflow.planner.check import check
 from contraflow.planner.plan import Problem
 from contraflow.planner.problem import Cluster, Layer, Link, ModelGraph, SearchSpace, Workload
 from contraflow.planner.search.common import Clock, Session
-from contraflow.planner.search.named import run_laps
+from contraflow.planner.search.named import run_folded, run_laps
 from contraflow.planner.search.named.fullest import _exceeding
 
 SHARE = 1 << 10
@@ -58,6 +58,26 @@ def test_time_decides_how_many_stages_there_are() -> None:
         assert len([*run_laps(session, tuple(range(8)))]) in (0, 2)
         stages.append([len(found.candidate.stages) // 8 for found in session.seen])
     assert stages == [[4], [2], []]
+
+
+@pytest.mark.parametrize("memory", [1, 0.5, 0.35])
+def test_down_and_up_takes_what_room_there_is(memory: float) -> None:
+    """V-Auto holds what V-Half and V-Min do, or less (arXiv:2405.15362): it fits where no other lap does."""
+    given = problem(16, memory)
+    session = Session(given, SearchSpace(), Clock(math.inf, 1.0))
+    assert len([*run_folded(session, tuple(range(8)))]) == 1
+    assert session.best is not None
+    assert session.best.provenance.source == "v-auto"
+    assert not check(session.best)
+
+
+def test_down_and_up_asks_for_two_stages_a_device_and_time() -> None:
+    session = Session(problem(15, 1), SearchSpace(), Clock(math.inf, 1.0))
+    assert [*run_folded(session, tuple(range(8)))] == []
+    session = Session(problem(16, 1), SearchSpace(), Clock(math.inf))
+    session.clock = replace(session.clock, deadline=session.clock.started + 10.0, longest_s=1.0)
+    assert [*run_folded(session, tuple(range(8)))] == []
+    assert session.best is None
 
 
 @given(arrays.arrays(np.int64, st.tuples(st.integers(0, 150), st.integers(1, 3)), elements=st.integers(0, 6)))

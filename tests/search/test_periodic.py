@@ -15,12 +15,13 @@ from contraflow.planner import Cluster, Layer, Link, ModelGraph, SearchSpace, Wo
 from contraflow.planner.graph import Candidate
 from contraflow.planner.lower import assemble
 from contraflow.planner.plan import Pipeline, Plan, Problem
-from contraflow.planner.search.common import Clock, Session
+from contraflow.planner.search.common import BLOCK, Clock, Session
 from contraflow.planner.search.orders.known import on_other_routes
 from contraflow.planner.search.periodic.block import Block
 from contraflow.planner.search.periodic.cases import legs
 from contraflow.planner.search.periodic.kernel import NEVER, PERIOD, lists
 from contraflow.planner.search.periodic.search import Blocks, best_of, search_blocks
+from contraflow.planner.search.periodic.tables import scratch
 
 SHARE = 1 << 12
 GO_ON = np.zeros(1, dtype=np.int64)
@@ -95,7 +96,7 @@ def test_lists_are_in_the_order_of_the_blocks_times(
 ) -> None:
     """The ops of all passes, each repeated a period later again and again, sorted, and cut off when all have run."""
     block = Block(v_shape(devices, batches, 9, (7, 5, 3, 2)), frozenset(), batches, 0, together=together)
-    case, work = block.case, block.work
+    case, work = block.case, scratch(block.case, together)
     block.pauses[:] = np.random.default_rng(seed).uniform(0, 40, block.pauses.shape)
     block.rules[PERIOD] = period
     lists(case, work, block.pauses, block.rules)
@@ -208,6 +209,44 @@ def test_the_same_seed_gives_the_same_block() -> None:
     before = block.step_s
     block.improve(20, 50, 0.01, np.ones(1, dtype=np.int64))
     assert block.step_s == before
+
+
+def test_what_is_good_on_few_devices_is_taken_where_it_is_shorter() -> None:
+    """8 devices as 4 with half the micro-batches: every part of the way pauses alike; a worse block changes nothing."""
+    block = Block(v_shape(8, 24, 5, (100, 120, 80, 5)), frozenset(), 24, 0)
+    few = block.on_few(4)
+    few.improve(60, 0, 0.01, GO_ON)
+    assert few.case.batches.tolist() == [12]
+    assert len(few.case.room) == 4
+    block.follow(few, GO_ON)
+    assert block.step_s < NEVER
+    assert check(unrolled(block)) == []
+    for low, high, first in zip(block.case.legs, block.case.legs[1:], few.case.legs, strict=False):
+        assert block.pauses[0, low] == few.pauses[0, first]
+        assert len(set(block.pauses[0, low + 1 : high])) == 1
+    pauses, rules, step_s = block.pauses.copy(), block.rules.copy(), block.step_s
+    few.pauses[:] = 10_000
+    block.follow(few, GO_ON)
+    assert (block.step_s, block.rules.tolist()) == (step_s, rules.tolist())
+    assert (block.pauses == pauses).all()
+
+
+def test_of_many_devices_only_structures_near_the_best_get_more_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of 1F1B's memory is no place for one that goes round and round; what is near is begun more than once."""
+    monkeypatch.setattr("contraflow.planner.search.periodic.search.BLOCK", replace(BLOCK, many=8, fewer=2))
+    candidate = v_shape(8, 24, 4, (100, 120, 80, 5))
+    blocks = Blocks(Session(candidate.problem, SearchSpace(pipelines=1), Clock(1e12, effort=4.0)), [tuple(range(8))])
+    found = blocks._hunted(blocks.starts, 0.1)
+    added = [line for line in found if line not in blocks.starts]
+    least = min(line.step_s for line in blocks.starts)
+    assert added
+    for line in blocks.starts:
+        same = [other for other in added if other.candidate is line.candidate]
+        assert len(same) in (0, BLOCK.kinds - 1)
+        assert len(same) == 0 or line.step_s <= BLOCK.likely * least
+    routes = {line.candidate.pipelines[0].forward for line in added}
+    assert (*range(8), *range(8)) not in routes
+    assert len({line.seed for line in found}) == len(found)
 
 
 @pytest.mark.long

@@ -30,6 +30,7 @@ class Block:
 
     whole: stages whose backwards are not split. few: micro-batches that are scheduled, in all. least_s: no order of the
     candidate takes less. step_s: of the block with all micro-batches, a guess where few are not all; NEVER without one.
+    tried: blocks on few devices that were made of it.
     """
 
     candidate: Candidate
@@ -40,16 +41,15 @@ class Block:
     together: int = 1
     less: tuple[int, ...] = ()
     step_s: float = NEVER
+    tried: int = 0
     pauses: Floats = field(init=False)
     rules: Floats = field(init=False)
     case: Case = field(init=False)
-    work: Work = field(init=False)
     state: NDArray[np.uint64] = field(init=False)
 
     def __post_init__(self) -> None:
         passes = self.together * len(self.candidate.pipelines)
         self.case = case_of(self.candidate, self.whole, _shares(self.candidate, self.few), self.less)
-        self.work = scratch(self.case, passes)
         self.pauses = np.zeros((passes, 2 * len(self.candidate.stages)))
         self.rules = np.ones(RULES)
         self.state = np.array([(self.seed + 1) * _GOLDEN % 2**64 | 1], dtype=np.uint64)
@@ -57,7 +57,7 @@ class Block:
     @property
     def ops(self) -> int:
         """Ops that one schedule of it runs."""
-        return len(self.work.done)
+        return int(self.case.batches.sum()) * self.pauses.shape[1] * 3 // 2
 
     @property
     def more(self) -> int:
@@ -66,13 +66,17 @@ class Block:
 
     def improve(self, tries: int, moves: int, hot: float, stop: Ints) -> None:
         """So many blocks at random, then annealing of the best one."""
-        given = self.case, self.work, self.pauses, self.rules, self.more, tries, moves
+        self._improve(scratch(self.case, len(self.pauses)), tries, moves, hot, stop)
+
+    def _improve(self, work: Work, tries: int, moves: int, hot: float, stop: Ints) -> None:
+        given = self.case, work, self.pauses, self.rules, self.more, tries, moves
         self.step_s = float(improve(*given, hot, BLOCK.cold, self.state, stop))
 
     def orders(self) -> list[list[Op]] | None:
         """Compute orders of the block; None where it gets stuck. Sets the step to theirs."""
-        self.improve(0, 0, 1.0, np.zeros(1, dtype=np.int64))
-        return compute_orders(self.candidate, self.case, self.work, self.whole) if self.step_s < NEVER else None
+        work = scratch(self.case, len(self.pauses))
+        self._improve(work, 0, 0, 1.0, np.zeros(1, dtype=np.int64))
+        return compute_orders(self.candidate, self.case, work, self.whole) if self.step_s < NEVER else None
 
     def again(self, number: int, together: int, few: int) -> Block:
         """The same with other random numbers: so many micro-batches of every pipeline in a period, `few` in all."""
@@ -87,11 +91,11 @@ class Block:
         """Whether it can be had on fewer devices (see `coarse`)."""
         return in_legs(self.case)
 
-    def on_few(self, devices: int, number: int) -> Block:
-        """The same on so many devices, with as many times fewer micro-batches, and other random numbers."""
-        found = self.anew(number)
+    def on_few(self, devices: int) -> Block:
+        """The structure on so many devices, of as many times fewer micro-batches; every time other random numbers."""
+        self.tried += 1
+        found = replace(self, seed=self.seed + 1_299_709 * self.tried, step_s=NEVER)
         found.case = coarse(self.case, devices)
-        found.work = scratch(found.case, len(found.pauses))
         found.pauses = np.zeros((len(found.pauses), int(found.case.legs[-1])))
         return found
 

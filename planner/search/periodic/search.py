@@ -20,9 +20,6 @@ from .block import Block
 from .kernel import NEVER
 from .ready import KERNELS
 
-_APART = 1009
-"""Between the random numbers of blocks of one structure."""
-
 
 def search_blocks(session: Session, orders: list[Order]) -> None:
     """Offers the best blocks of every structure, unrolled; in later rounds it goes on where it ended."""
@@ -129,7 +126,7 @@ class Blocks:
         self._round(self._sketch, starts, first)
         least = min((line.step_s for line in starts), default=NEVER)
         near = [line for line in starts if line.step_s <= BLOCK.likely * least and line.step_s < NEVER]
-        again = [line.anew(_APART * n) for n in range(1, BLOCK.kinds) for line in near]
+        again = [line.anew(n) for n in range(1, BLOCK.kinds) for line in near]
         self._round(self._sketch, [*near, *again], effort - first)
         return [*starts, *again]
 
@@ -191,7 +188,7 @@ class Blocks:
         spent, tries = 0.0, 0
         while line.in_legs and not self.stop[0] and (spent < effort or tries < BLOCK.least_tries):
             tries += 1
-            few = line.on_few(len(line.case.room) // BLOCK.fewer, _APART**2 * self.calls + tries)
+            few = line.on_few(len(line.case.room) // BLOCK.fewer)
             few.improve(BLOCK.sketched, 0, 1.0, self.stop)
             line.follow(few, self.stop)
             spent += (BLOCK.sketched * few.ops + line.ops) / BLOCK.rate

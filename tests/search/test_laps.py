@@ -1,4 +1,4 @@
-"""One pipeline round and round, or down and up: a large problem's next plans; and the instants that memory is held at."""
+"""One pipeline round and round, or down and up: a large problem's next plans; and instants that memory is held at."""
 
 from __future__ import annotations
 

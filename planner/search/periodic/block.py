@@ -57,7 +57,7 @@ class Block:
     @property
     def ops(self) -> int:
         """Ops that one schedule of it runs."""
-        return int(self.case.batches.sum()) * self.pauses.shape[1] * 3 // 2
+        return 3 * int(self.case.batches.sum()) * len(self.case.takes) // (2 * len(self.candidate.pipelines))
 
     @property
     def more(self) -> int:

@@ -198,9 +198,9 @@ class Sizes:
     remade_ops: int = 400_000
     """Ops of all named schedules that are simulated with every stash recomputed."""
     by_costs_ops: int = 300_000
-    """F and B of a named schedule, over all stages, up to which its orders are made for a candidate's costs. Measured:
-    twelve problems of 20 to 64 devices, 30 s, the same in the mean as with 20,000; 128 devices, half of the memory:
-    V-Auto in 5 s instead of never."""
+    """F and B of a named schedule, over all stages, up to which its orders are made for a candidate's costs.
+    Measured: twelve problems of 20 to 64 devices, 30 s, the same in the mean as with 20,000; 128 devices, half of the
+    memory: V-Auto in 5 s instead of never."""
     simulated_ops: int = 200_000
     """F and B of all named orders of a problem that stay simulated, stashes kept: it bounds memory. Not measured."""
     remembered_ops: int = 50_000
@@ -666,10 +666,9 @@ class Flowing:
     rounds: tuple[tuple[int, float, float], ...] = ((100, 0.4, 0.01), (6, 0.6, 0.005), (2, 1.0, 0.001))
     """How many lines are annealed, more where each has all its moves, in which part of the time that is left, and from
     which temperature on, as a share of the seconds. Measured: seven problems of 5 to 16 devices, four seeds: 0.8 % less
-    with more lines than without, in 6 s instead of 5; two that end by chance, twelve seeds, 1.9256 of the plans before
-    with 0.1 of the time at first, 1.8983, 1.8928, 1.9131 with 0.3, 0.5, 0.7; twelve others the same; six problems that end by chance, two seeds, 7 s: 3.1 % below
-    (0.02, 0.02, 0.005), where some seeds are 8 % behind others; ten others the same in the mean. Half the lines hotter,
-    half not: 0.15 % less."""
+    with more lines than without, in 6 s instead of 5. Two that end by chance, twelve seeds: sums of 1.926 with 0.1 of
+    the time at first, 1.898, 1.893, 1.913 with 0.3, 0.5, 0.7; seven others the same. Six, two seeds, 7 s: 3.1 % below
+    (0.02, 0.02, 0.005), where some seeds are 8 % behind others. Half the lines hotter, half not: 0.15 % less."""
     near: tuple[float, ...] = (1.12, 1.05, 1.05)
     """After each of these: no further where the best takes more than so many times what the best plan does.
     Measured: on twelve problems the first round's best takes 0 to 11 % more than the last one's."""

@@ -38,9 +38,10 @@ def run_folded(session: Session, order: Order) -> Iterator[None]:
     Where memory holds less than 1F1B's, no schedule that goes round and round fits.
     """
     stages, batches = 2 * len(order), session.problem.workload.micro_batches
-    if session.proven or len(order) < 2 or len(session.chain) < stages:
+    ops = 2 * stages * batches
+    if session.proven or len(order) < 2 or len(session.chain) < stages or ops > SIZE.by_costs_ops:
         return
-    if 3 * stages * batches > _affordable(session, len(order) * batches):
+    if 3 * ops > 2 * _affordable(session, len(order) * batches):
         return
     placed = place(build("v-auto", len(order), batches), order, len(session.problem.cluster))
     try_layout(session, placed, islice(cuts_for(session, placed, 0), 1), placed.name)

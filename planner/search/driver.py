@@ -442,22 +442,19 @@ def _vast(session: Session) -> bool:
     return session.best is not None and 3 * session.ops > 2 * SIZE.annealed_ops and session.space.schedule == "search"
 
 
-def _long_runs(session: Session, orders: list[Order]) -> None:
-    """Another turn of what goes on where it ended."""
-    _grown(session, orders)
-    _blocks(session, orders)
-
-
 def _long(session: Session, orders: list[Order]) -> None:
     """Exact search, races and windows; of a problem with fewer micro-batches first."""
     if session.space.schedule != "search" or session.done:
         return
     from .improve import improve  # solver and compiler: loaded when they are needed
 
-    named_first = not _vast(session)
-    for part in (_steps, _long_runs) if named_first else (_long_runs, _steps):
-        if part is not _steps or (session.smaller is None and not session.rounds.resumed):
-            part(session, orders)
+    named, late = session.smaller is None and not session.rounds.resumed, _vast(session)
+    if named and not late:
+        _steps(session, orders)
+    _grown(session, orders)
+    _blocks(session, orders)
+    if named and late:
+        _steps(session, orders)
     if session.smaller is not None:
         limit_uses(session, session.smaller)
         with session.part(session.smaller, SHARE.scaled_down):

@@ -16,7 +16,8 @@ from dataclasses import replace
 from ..basics import OutOfTime, until
 from ..partition import Effort, LayerOrder, least_load, other_orders
 from ..plan import Plan, Problem
-from .common import COUNT, HOPE, SECONDS, SHARE, SIZE, TOLERANCE, Progress, Result, Rounds, Session, binding
+from ..simulate import evaluate
+from .common import COUNT, HOPE, SECONDS, SHARE, SIZE, TOLERANCE, Progress, Result, Rounds, Session, binding, fits
 
 Search = Callable[[Session], None]
 
@@ -63,8 +64,9 @@ def best_in_layer_orders(session: Session, search: Callable[[Session, Plan | Non
         start = None if best.plan is None else replace(best.plan, problem=part.problem)
         found = search(part, start)
         if found.plan is not None and (best.seconds is None or (found.seconds or 0.0) < best.seconds):
-            told = replace(found.plan, problem=session.problem)
-            best = replace(found, plan=told, considered=(*best.considered, *found.considered))
+            told = _told(found.plan, session.problem)
+            if fits(told):
+                best = replace(found, plan=told, considered=(*best.considered, *found.considered))
     return best
 
 
@@ -148,7 +150,18 @@ def _search_part(session: Session, part: Session, search: Search, share: float) 
 def _offer(session: Session, part: Session) -> None:
     """Offers what another order has to the whole search."""
     if part.best is not None and part.best_s < session.best_s:
-        session.offer(replace(part.best, problem=session.problem), part.best.provenance.source)
+        session.offer(_told(part.best, session.problem), part.best.provenance.source)
+
+
+def _told(plan: Plan, problem: Problem) -> Plan:
+    """The plan with the caller's model: in a stage layers run in the file's order, and what ops take beside stashes
+    depends on it.
+    """
+    known = plan.forecast
+    assert known is not None
+    found = evaluate(plan, problem.model)
+    forecast = replace(found, bound_s=known.bound_s, gap=known.gap, status=known.status)
+    return replace(plan, problem=problem, forecast=forecast)
 
 
 def _go_on(session: Session, search: Search, own_s: float) -> None:

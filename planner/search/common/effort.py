@@ -200,7 +200,7 @@ class Sizes:
     by_costs_ops: int = 300_000
     """F and B of a named schedule, over all stages, up to which its orders are made for a candidate's costs.
     Measured: twelve problems of 20 to 64 devices, 30 s, the same in the mean as with 20,000; 128 devices, half of the
-    memory: V-Auto in 5 s instead of never."""
+    memory: the V with all room there is in 5 s instead of never."""
     simulated_ops: int = 200_000
     """F and B of all named orders of a problem that stay simulated, stashes kept: it bounds memory. Not measured."""
     remembered_ops: int = 50_000

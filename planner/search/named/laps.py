@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from ...schedules import build, split_laps
+from ...schedules import folded, split_laps
 from ..common import SHARE, SIZE, Session
 from .likely_cuts import cuts_for
 from .portfolio import Order, place, try_layout
@@ -43,7 +43,8 @@ def run_folded(session: Session, order: Order) -> Iterator[None]:
         return
     if 3 * ops > 2 * _affordable(session, len(order) * batches):
         return
-    placed = place(build("v-auto", len(order), batches), order, len(session.problem.cluster))
+    with_all_room = next(folded(len(order), batches))
+    placed = place(with_all_room, order, len(session.problem.cluster))
     try_layout(session, placed, islice(cuts_for(session, placed, 0), 1), placed.name)
     yield
 
